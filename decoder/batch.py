@@ -1,0 +1,38 @@
+"""The input of one model step: a ragged batch of query tokens over block tables.
+
+Built by `decoder/runner.py` from what the scheduler chose, read by the models and kernels. It is plain data:
+it owns no block and knows no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step of S sequences with T query tokens in all.
+
+    Sequences with one query token (decodes) come first, `num_decodes` of them; prefill chunks follow. The query
+    tokens of sequence s are rows `query_starts[s]:query_starts[s + 1]`; they are the last tokens of its context.
+
+    token_ids:     int32 [T]    query tokens
+    positions:     int32 [T]    position of each query token in its sequence
+    query_starts:  int32 [S+1]  prefix sums of query lengths
+    context_lens:  int32 [S]    tokens of the sequence after this step, queries included
+    block_tables:  int32 [S, W] blocks of each sequence, padded with the null block (0)
+    logit_rows:    int32 [R]    rows of T whose logits are wanted (ascending)
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    query_starts: IntArray
+    context_lens: IntArray
+    block_tables: IntArray
+    logit_rows: IntArray
+    num_decodes: int
