@@ -1,0 +1,195 @@
+"""Where tensors come from: one interface over a GGUF file and a Hugging Face directory.
+
+Tensors are handed out one at a time as float32 arrays under their Hugging Face names, so that a load never holds
+two copies of the model. A name that the model does not use is an error of the caller (`loader.py`), never skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from common.errors import InvalidArgument
+from decoder.models.config import ModelConfig, config_from_gguf, config_from_hugging_face, refuse
+
+FloatArray = NDArray[np.float32]
+_READ_BYTES = 1 << 20
+
+_GGUF_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+class TensorSource(Protocol):
+    """A model on disk: its configuration, its tensors' names and shapes, and the tensors themselves."""
+
+    config: ModelConfig
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor in the file, by Hugging Face name (an unknown tensor keeps its own name)."""
+
+    def read(self, name: str) -> FloatArray:
+        """One tensor as a float32 array in the layout of `torch.nn.Linear` ([out, in])."""
+
+    def digest(self) -> bytes:
+        """sha256 of the content of the weights."""
+
+
+def hash_files(paths: Iterable[Path]) -> bytes:
+    """sha256 of one file, or of the concatenated sha256 of several in the given order."""
+    digests = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                digest.update(chunk)
+        digests.append(digest.digest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
+
+
+class GgufSource:
+    """A GGUF file of the llama architecture; quantised tensors are dequantised."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError, OSError) as error:
+            raise InvalidArgument("model", f"{path.name} is not a readable GGUF file: {error}") from error
+        self._tensors = {_from_gguf_name(tensor.name): tensor for tensor in self._reader.tensors}
+        embedding = self._tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            raise InvalidArgument("model", f"{path.name} holds no token embedding")
+        # Token lists are large and not the model's business.
+        fields = {key: field.contents() for key, field in self._reader.fields.items() if not _is_vocabulary(key)}
+        self.config = config_from_gguf(fields, int(embedding.shape[1]), "lm_head.weight" not in self._tensors)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        # GGUF lists the fastest dimension first.
+        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> FloatArray:
+        tensor = self._tensors[name]
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise refuse(f"tensor {name}", tensor.tensor_type.name, "a type the gguf package dequantises") from error
+        array = np.ascontiguousarray(values, dtype=np.float32).reshape(self.shapes()[name])
+        if name.endswith("q_proj.weight"):
+            return _unpermute(array, self.config.num_heads)
+        if name.endswith("k_proj.weight"):
+            return _unpermute(array, self.config.num_kv_heads)
+        return array
+
+    def digest(self) -> bytes:
+        return hash_files([self._path])
+
+
+class HuggingFaceSource:
+    """A directory with config.json and model.safetensors, or shards with their index."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        values = _read_json(directory / "config.json")
+        generation = directory / "generation_config.json"
+        if generation.is_file():
+            # The ids that end a chat turn are often listed there alone.
+            values = {**values, **{k: v for k, v in _read_json(generation).items() if k == "eos_token_id"}}
+        self.config = config_from_hugging_face(values)
+        self._files = self._list_files()
+        self._owner: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in self._files:
+            try:
+                shard = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise InvalidArgument("model", f"{path.name} is not a readable safetensors file: {error}") from error
+            for name in shard.keys():  # noqa: SIM118 - not a dict
+                self._owner[name] = shard
+                self._shapes[name] = tuple(shard.get_slice(name).get_shape())
+
+    def _list_files(self) -> list[Path]:
+        index = self._directory / "model.safetensors.index.json"
+        if not index.is_file():
+            single = self._directory / "model.safetensors"
+            if not single.is_file():
+                raise InvalidArgument("model", "the directory holds neither model.safetensors nor its index")
+            return [single]
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        for name in names:
+            if Path(name).name != name or not (self._directory / name).is_file():
+                raise InvalidArgument("model", f"the index names {name!r}, which is not a file of the directory")
+        if not names:
+            raise InvalidArgument("model", "the index lists no file")
+        return [self._directory / name for name in names]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self._shapes)
+
+    def read(self, name: str) -> FloatArray:
+        tensor = self._owner[name].get_tensor(name)
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise refuse(f"tensor {name}", str(tensor.dtype), "float32, bfloat16 or float16")
+        array: FloatArray = tensor.to(torch.float32).contiguous().numpy()
+        return array
+
+    def digest(self) -> bytes:
+        return hash_files(self._files)
+
+
+def open_source(path: Path) -> TensorSource:
+    """The source for a path: a `.gguf` file or a directory. Raises InvalidArgument on anything else."""
+    if path.is_dir():
+        return HuggingFaceSource(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return GgufSource(path)
+    raise InvalidArgument("model", f"{path.name!r} is neither a .gguf file nor a directory with config.json")
+
+
+def _from_gguf_name(name: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    if stem in _GGUF_TOP:
+        return f"{_GGUF_TOP[stem]}.{suffix}"
+    parts = stem.split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _GGUF_NAMES:
+        return f"model.layers.{parts[1]}.{_GGUF_NAMES[parts[2]]}.{suffix}"
+    return name
+
+
+def _unpermute(array: FloatArray, num_heads: int) -> FloatArray:
+    # GGUF stores rotary pairs next to each other; the model rotates the two halves of a head against each other.
+    rows, columns = array.shape
+    pairs = array.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
+
+
+def _is_vocabulary(key: str) -> bool:
+    return key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument("model", f"{path.name} is missing or not JSON") from error
+    if not isinstance(values, dict):
+        raise InvalidArgument("model", f"{path.name} is not a JSON object")
+    return values
