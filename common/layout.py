@@ -87,8 +87,6 @@ class KvLayout:
 
     def fingerprint(self) -> bytes:
         """16 bytes that are equal exactly when two layouts are equal."""
-        fields = struct.pack(
-            "<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens
-        )
+        fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
         text = f"{self.dtype.value}/{self.quantization}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()

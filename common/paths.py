@@ -1,0 +1,96 @@
+"""Where a node keeps its state and sockets. The only module that knows file names below the state directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import FailedPrecondition
+
+SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its terminating zero
+
+
+@dataclass(frozen=True, slots=True)
+class StatePaths:
+    """File names below one state directory."""
+
+    state_dir: Path
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the sockets, mode 0700."""
+        return self.state_dir / "run"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Folder of the logs that the supervisor writes."""
+        return self.state_dir / "logs"
+
+    @property
+    def cachemgr_socket(self) -> Path:
+        """CacheService and CredentialService."""
+        return self.run_dir / "cachemgr.sock"
+
+    @property
+    def arena_socket(self) -> Path:
+        """Hands the arena's fd over."""
+        return self.run_dir / "arena.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        """AdminService."""
+        return self.run_dir / "admin.sock"
+
+    def decoder_socket(self, index: int) -> Path:
+        """DecodeService of decoder `index`."""
+        return self.run_dir / f"decoder-{index}.sock"
+
+    @property
+    def default_key(self) -> Path:
+        """Key of the default tenant."""
+        return self.state_dir / "default.key"
+
+    @property
+    def admin_key(self) -> Path:
+        """Credential of the admin RPC."""
+        return self.state_dir / "admin.key"
+
+    @property
+    def internal_key(self) -> Path:
+        """Credential between the processes of the node."""
+        return self.state_dir / "internal.key"
+
+    @property
+    def tenants_db(self) -> Path:
+        """Tenants and salted key hashes."""
+        return self.state_dir / "tenants.db"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the one cache manager of this state directory."""
+        return self.state_dir / "cachemgr.lock"
+
+    def prepare(self) -> None:
+        """Make the folders, mode 0700. Raises FailedPrecondition where a socket path would be too long."""
+        longest = os.fsencode(self.decoder_socket(99))
+        if len(longest) > SOCKET_PATH_BYTES:
+            raise FailedPrecondition(
+                f"state directory is too long for a Unix socket: {len(longest)} bytes with the socket's name, "
+                f"allowed are {SOCKET_PATH_BYTES}; choose a shorter --state-dir"
+            )
+        for folder in (self.state_dir, self.run_dir, self.logs_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """`$XDG_STATE_HOME/tessera`, or `~/.local/state/tessera`."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".local" / "state") / "tessera"
+
+
+def models_dir(environ: Mapping[str, str]) -> Path:
+    """`$XDG_CACHE_HOME/tessera/models`, or `~/.cache/tessera/models`: where fetched models lie."""
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "tessera" / "models"

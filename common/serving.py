@@ -1,0 +1,35 @@
+"""Runs one service: an asyncio loop whose stop event is set by SIGTERM or SIGINT; errors become exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from common.errors import TesseraError
+from common.logs import get_logger
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def run_service(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
+    """Run `main(stop)` until it returns; `stop` is set by the first SIGTERM or SIGINT. Returns the exit status."""
+
+    async def body() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    try:
+        asyncio.run(body())
+    except TesseraError as error:
+        get_logger().error("service_failed", reason=error.reason, message=error.message)
+        sys.stderr.write(f"error: {error.message}\n")
+        return EXIT_FAILED
+    return EXIT_OK
