@@ -1,0 +1,80 @@
+"""HostArena: an arena in ordinary memory, as a sealed memfd.
+
+Invariant: the file can neither grow nor shrink (so that no peer can make another one's access fault), its pages are
+taken from the machine only when a decoder first writes them, and the nonce lies at offset 0. The daemon writes
+through the fd, never through a mapping of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.arena.base import Arena
+from common.layout import NONCE_BYTES
+
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_POISON_CHUNK_BYTES: Final = 1 << 20
+
+
+class HostArena(Arena):
+    """A sealed, sparse memfd of (num_blocks + 1) * block_bytes bytes.
+
+    `nonce` is NONCE_BYTES random bytes that the caller draws. Raises ValueError on an impossible size, OSError where
+    the system refuses the memory file.
+    """
+
+    def __init__(self, *, num_blocks: int, block_bytes: int, nonce: bytes) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; allowed is 1 and more")
+        if block_bytes < NONCE_BYTES:
+            raise ValueError(f"block_bytes is {block_bytes}; allowed is {NONCE_BYTES} and more")
+        if len(nonce) != NONCE_BYTES:
+            raise ValueError(f"the nonce has {len(nonce)} bytes; it needs {NONCE_BYTES}")
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        self.nonce = nonce
+        self._fd = os.memfd_create("tessera-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, self.arena_bytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            _write_all(self._fd, nonce, 0)
+        except OSError:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            raise ValueError("the arena is closed")
+        return self._fd
+
+    def poison(self, blocks: NDArray[np.int32]) -> None:
+        """All bits set is a NaN in float32, bfloat16 and float16 alike."""
+        fd = self.fileno()
+        pattern = b"\xff" * min(self.block_bytes, _POISON_CHUNK_BYTES)
+        for block in blocks.tolist():
+            if not 1 <= block <= self.num_blocks:
+                raise ValueError(f"block {block} is not in 1..{self.num_blocks}")
+            offset = block * self.block_bytes
+            end = offset + self.block_bytes
+            while offset < end:
+                part = pattern[: end - offset]
+                _write_all(fd, part, offset)
+                offset += len(part)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view = view[written:]
+        offset += written
