@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from common import errors
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unauthenticated
-from common.logs import get_logger
+from common.logs import get_logger, where
 
 DOMAIN = "tessera"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
@@ -225,5 +225,5 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
 
 
 def _unexpected(method: str, error: Exception) -> TesseraError:
-    get_logger().error("handler_failed", method=method, error=type(error).__name__, exc_info=error)
+    get_logger().error("handler_failed", method=method, error=type(error).__name__, frames=where(error))
     return errors.Internal("an internal error ended this call; the operator's log has it")

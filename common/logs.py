@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -25,6 +26,25 @@ def drop_secrets(_logger: object, _name: str, event: MutableMapping[str, Any]) -
     return event
 
 
+class StderrLogger:
+    """Writes each line to the standard error of the moment, so that a redirected stream is followed."""
+
+    def __init__(self, *_args: object) -> None:
+        pass
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        sys.stderr.write(message + "\n")
+        sys.stderr.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def where(error: BaseException) -> list[str]:
+    """The frames of an exception, innermost last, without its message: that could quote what a caller sent."""
+    return [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
+
+
 def configure_logs(process: str, level: str = "info") -> None:
     """Set structlog up for this process. Raises ValueError on an unknown level."""
     if level not in LEVELS:
@@ -37,11 +57,10 @@ def configure_logs(process: str, level: str = "info") -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             drop_secrets,
-            structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=StderrLogger,
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

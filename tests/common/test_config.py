@@ -1,0 +1,79 @@
+"""Options: precedence of their sources, and refusals that name the option."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from common.config import Options, build_parser, load_options
+
+
+def load(*flags: str, **environ: str) -> Options:
+    """Options of `tessera up` with these flags and this environment."""
+    return load_options(build_parser("up").parse_args(flags), {"HOME": "/home/x", **environ})
+
+
+def test_defaults_need_nothing() -> None:
+    """With no flag, file or variable every option has a value, and no fault is on."""
+    options = load()
+    assert options.block_tokens == 16
+    assert options.prefix_cache is True
+    assert options.state_dir == Path("/home/x/.local/state/tessera")
+    assert options.faults == type(options.faults)()
+
+
+def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
+    """The nearest source wins, option by option."""
+    file = tmp_path / "node.toml"
+    file.write_text('max_batch = 3\nchunk_tokens = 64\ndtype = "float32"\nprefix_cache = false\n')
+    options = load("--config", str(file), "--max-batch", "5", TESSERA_CHUNK_TOKENS="128", TESSERA_MAX_BATCH="4")
+    assert (options.max_batch, options.chunk_tokens, options.dtype) == (5, 128, "float32")
+    assert options.prefix_cache is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--block-tokens", "12"], "--block-tokens: 12 is no power of two"),
+        (["--max-batch", "0"], "--max-batch: 0 is outside 1..1024"),
+        (["--max-batch", "many"], "no whole number"),
+        (["--pool-bytes", "lots"], "no size"),
+        (["--dtype", "int3"], "float32, bfloat16"),
+        (["--pool-blocks", "8", "--pool-bytes", "1G"], "exclude"),
+        (["--fault", "step_delay=1"], "refused without --test-faults"),
+        (["--test-faults", "--fault", "meteor=1"], "unknown knob"),
+        (["--test-faults", "--fault", "step_delay=nan"], "outside"),
+        (["--tls-cert", "a.pem"], "go together"),
+        (["--drain-seconds", "nan"], "outside"),
+    ],
+)
+def test_bad_values_are_refused_by_name(flags: list[str], said: str) -> None:
+    """A wrong value names its option and what is allowed."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load(*flags)
+
+
+def test_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
+    """A misspelt name in the file is not ignored."""
+    file = tmp_path / "node.toml"
+    file.write_text("max_bacth = 3\n")
+    with pytest.raises(ValueError, match="unknown option 'max_bacth'"):
+        load("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512M", 512 * 1024**2), ("2GiB", 2 * 1024**3), ("4096", 4096), ("1.5k", 1536)]
+)
+def test_sizes(text: str, size: int) -> None:
+    """Sizes are bytes, or numbers with a binary unit."""
+    assert load("--pool-bytes", text).pool_bytes == size
+
+
+def test_faults_need_their_flag() -> None:
+    """With the flag, knobs are read from flags and environment alike."""
+    options = load("--test-faults", "--fault", "weak_hash=4", TESSERA_FAULTS="step_delay=0.5 delay=acquire:0.1")
+    assert options.faults.weak_hash_bits == 4
+    assert options.faults.step_delay_seconds == 0.5
+    assert options.faults.delay_message == {"acquire": 0.1}
