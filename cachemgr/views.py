@@ -1,0 +1,121 @@
+"""Read-only views of the core for operators. They copy; nothing in them aliases the manager's state.
+
+Pages are resumed after the last id of the page before, so that changes in between lose and repeat nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cachemgr.blocks import BlockState
+from cachemgr.ids import LeaseId, NodeId, SessionId, TenantId
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """One page. `next_after` is what to pass as `after` for the next one; 0 means that this was the last page."""
+
+    items: list[Item]
+    next_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """One tenant's share of the pool and its counters."""
+
+    tenant: TenantId
+    cached_blocks: int
+    active_blocks: int
+    hits: int
+    misses: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All counters at one moment; see GetSnapshotResponse for their meaning. free+cached+active+quarantined = total."""
+
+    total_blocks: int
+    usable_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    active_blocks: int
+    quarantined_blocks: int
+    indexed_blocks: int
+    credit_blocks: int
+    leases: int
+    sessions: int
+    hits: int
+    misses: int
+    hit_tokens: int
+    cow_copies: int
+    evictions: int
+    preemptions: int
+    generated_tokens: int
+    hash_collisions: int
+    queued_requests: int
+    epoch: int
+    revision: int
+    block_tokens: int
+    tenants: list[TenantView]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One block. `references` = leases that hold it, plus one if published; `tenant` is empty where none owns it."""
+
+    block: int
+    generation: int
+    state: BlockState
+    references: int
+    published: bool
+    tenant: TenantId
+    evictable: bool
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixView:
+    """One node of the index. `parent` 0 means that it hangs from its root; `name` is lower-case hexadecimal."""
+
+    node: NodeId
+    parent: NodeId
+    tenant: TenantId
+    start_token: int
+    num_tokens: int
+    blocks: list[int]
+    references: int
+    name: str
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """One lease. `granted_ns` is the `now_ns` of its grant; `parent` 0 means that it was not forked."""
+
+    lease: LeaseId
+    session: SessionId
+    tenant: TenantId
+    request_id: str
+    sample: int
+    num_tokens: int
+    sealed_tokens: int
+    granted_ns: int
+    blocks: list[int]
+    parent: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """One attached decoder. `attached_ns` is the `now_ns` of its attach."""
+
+    session: SessionId
+    decoder_name: str
+    process_id: int
+    leases: int
+    credit_blocks: int
+    queued_requests: int
+    attached_ns: int
