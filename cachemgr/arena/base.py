@@ -30,8 +30,8 @@ class Arena(ABC):
         """The fd to hand over. The arena keeps owning it; ValueError after `close`."""
 
     @abstractmethod
-    def poison(self, blocks: NDArray[np.int32]) -> None:
-        """Fill freed `blocks` (int32 [n], ids 1..num_blocks) with NaN of every element type. A test knob alone."""
+    def poison(self, blocks: NDArray[np.signedinteger]) -> None:
+        """Fill freed `blocks` (integers [n], ids 1..num_blocks) with NaN of every element type. A test knob alone."""
 
     @abstractmethod
     def close(self) -> None:

@@ -52,7 +52,7 @@ class HostArena(Arena):
             raise ValueError("the arena is closed")
         return self._fd
 
-    def poison(self, blocks: NDArray[np.int32]) -> None:
+    def poison(self, blocks: NDArray[np.signedinteger]) -> None:
         """All bits set is a NaN in float32, bfloat16 and float16 alike."""
         fd = self.fileno()
         pattern = b"\xff" * min(self.block_bytes, _POISON_CHUNK_BYTES)

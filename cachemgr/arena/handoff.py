@@ -1,0 +1,202 @@
+"""The arena socket: hands the arena's fd, once per token, to the very process that attached the session.
+
+Invariant: an fd leaves only to a peer that the kernel (SO_PEERCRED) names as this daemon's own user and as the process
+of the session whose token it brought; a token is spent by its first use, whatever the outcome. Frames are of
+fixed size, read with a bound and a deadline; anything else is dropped and the daemon serves on. Called by the session
+registry (`offer`, `withdraw`), which is told of each hand-over with a pidfd of the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachemgr.arena.base import Arena
+from cachemgr.ids import SessionId
+from cachemgr.socket_files import replace_stale_socket
+from common.arena_wire import (
+    ARENA_TOKEN_BYTES,
+    PROTOCOL_VERSION,
+    REQUEST_BYTES,
+    ArenaInfo,
+    ArenaStatus,
+    FrameError,
+    decode_request,
+    encode_reply,
+)
+from common.logs import get_logger
+
+REQUEST_TIMEOUT_SECONDS: Final = 2.0
+MAX_CONNECTIONS: Final = 32
+ACCEPT_PAUSE_SECONDS: Final = 0.05
+_SO_PEERPIDFD: Final = 77  # Linux 6.5: the peer's pidfd, free of the race of opening one by number
+_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+
+HandedOver = Callable[[SessionId, int, int], None]  # session, process id, pidfd (the callee's to close)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who the kernel says is at the other end of a Unix socket."""
+
+    process_id: int
+    user_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    token: bytes
+    process_id: int
+
+
+class Handoff:
+    """Serves one arena to attached processes; lives on the daemon's event loop."""
+
+    def __init__(
+        self,
+        on_handed_over: HandedOver,
+        *,
+        request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._on_handed_over = on_handed_over
+        self._timeout = request_timeout_seconds
+        self._max_connections = max_connections
+        self._offers: dict[SessionId, _Offer] = {}
+        self._arena: Arena | None = None
+        self._fingerprint = b""
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._log = get_logger()
+
+    def serve_arena(self, arena: Arena, layout_fingerprint: bytes) -> None:
+        """Say what to hand over: called once, when the first attach has fixed the layout."""
+        self._arena, self._fingerprint = arena, layout_fingerprint
+
+    def offer(self, session: SessionId, process_id: int) -> bytes:
+        """A fresh token (16 bytes), good once, for process `process_id`; it replaces the session's older one."""
+        token = secrets.token_bytes(ARENA_TOKEN_BYTES)
+        self._offers[session] = _Offer(token, process_id)
+        return token
+
+    def withdraw(self, session: SessionId) -> None:
+        """Forget the session's token. Harmless when repeated."""
+        self._offers.pop(session, None)
+
+    async def start(self, path: Path) -> None:
+        """Listen on `path` (mode 0600). Raises FailedPrecondition where the path holds something else."""
+        replace_stale_socket(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(os.fspath(path))
+            path.chmod(0o600)
+            listener.listen(self._max_connections)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener), name="arena-accept")
+
+    async def stop(self) -> None:
+        """Stop listening and drop open connections. Harmless when repeated."""
+        tasks = [task for task in (self._accepting, *self._connections) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        self._accepting = self._listener = None
+        self._offers.clear()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                link, _ = await loop.sock_accept(listener)
+            except OSError as error:  # for example no free fd: wait for some to come back, never spin or end
+                self._log.warning("arena_accept_failed", error=error.strerror)
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if len(self._connections) >= self._max_connections:
+                link.close()
+                continue
+            task = asyncio.create_task(self._serve(link), name="arena-request")
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, link: socket.socket) -> None:
+        with link:
+            link.setblocking(False)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    frame = await _read_exactly(link, REQUEST_BYTES)
+                self._answer(link, frame)
+            except (TimeoutError, FrameError, OSError) as error:
+                self._log.warning("arena_request_dropped", reason=type(error).__name__)
+
+    def _answer(self, link: socket.socket, frame: bytes) -> None:
+        """Judge one request and reply; never waits, a reply always fits an empty socket buffer."""
+        version, token = decode_request(frame)
+        if version != PROTOCOL_VERSION:
+            link.send(encode_reply(ArenaStatus.VERSION_MISMATCH))
+            return
+        peer = peer_of(link)
+        session = self._spend(token, peer)
+        if session is None or self._arena is None:
+            self._log.warning("arena_refused", peer_process_id=peer.process_id, peer_user_id=peer.user_id)
+            link.send(encode_reply(ArenaStatus.REFUSED))
+            return
+        arena = self._arena
+        info = ArenaInfo(arena.num_blocks, arena.block_bytes, arena.arena_bytes, self._fingerprint, arena.nonce)
+        pidfd = _open_peer_pidfd(link, peer)
+        # Told before the fd leaves: from here on the process counts as one that can write.
+        self._on_handed_over(session, peer.process_id, pidfd)
+        socket.send_fds(link, [encode_reply(ArenaStatus.OK, info)], [arena.fileno()])
+        self._log.info("arena_handed_over", session=session, process_id=peer.process_id)
+
+    def _spend(self, token: bytes, peer: Peer) -> SessionId | None:
+        """The session of `token` if `peer` may have the memory; the token is gone either way."""
+        found: SessionId | None = None
+        for session, offered in self._offers.items():
+            if hmac.compare_digest(offered.token, token):
+                found = session
+        if found is None:
+            return None
+        process_id = self._offers.pop(found).process_id
+        return found if peer == Peer(process_id, os.geteuid()) else None
+
+
+def peer_of(link: socket.socket) -> Peer:
+    """Process and user at the other end, as they were when it connected. OSError where the kernel does not say."""
+    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process_id, user_id, _ = _CREDENTIALS.unpack(raw)
+    return Peer(process_id, user_id)
+
+
+def _open_peer_pidfd(link: socket.socket, peer: Peer) -> int:
+    try:
+        pidfd = link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return os.pidfd_open(peer.process_id)
+    os.set_inheritable(pidfd, False)
+    return pidfd
+
+
+async def _read_exactly(link: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        part = await loop.sock_recv(link, size - len(data))
+        if not part:
+            raise FrameError(f"the peer closed after {len(data)} of {size} bytes")
+        data += part
+    return data

@@ -1,0 +1,96 @@
+"""Grants: short-lived signed bytes by which a decoder proves to the daemon for which tenant it asks.
+
+    version u8 | length u8 | tenant | length u8 | key id | expiry u64 ns | BLAKE2b-256 keyed by the signing secret
+
+Invariant: a grant is believed only if its signature, its version, its exact length and its expiry all hold; an expiry
+further away than the longest validity is refused too, so that a clock that went back prolongs nothing. The clock is
+passed in; it is the node's monotonic one, which daemon restarts do not reset. Called by the credential service (issue)
+and the session service (verify). Revocation is the tenants' business, by the key id that a grant names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Final
+
+from cachemgr.ids import TenantId
+from common.errors import Unauthenticated
+
+GRANT_VALIDITY_NS: Final = 600 * 1_000_000_000
+SIGNING_SECRET_BYTES: Final = 32
+MAX_GRANT_BYTES: Final = 256
+
+_VERSION: Final = 1
+_SIGNATURE_BYTES: Final = 32
+_EXPIRY_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a verified grant says."""
+
+    tenant: TenantId
+    key_id: str
+    expiry_ns: int
+
+
+class GrantSigner:
+    """Makes and checks grants under one 32-byte secret (ValueError on another length)."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != SIGNING_SECRET_BYTES:
+            raise ValueError(f"the signing secret has {len(secret)} bytes; it needs {SIGNING_SECRET_BYTES}")
+        self._secret = secret
+
+    def issue(self, tenant: TenantId, key_id: str, now_ns: int) -> bytes:
+        """Grant bytes for `tenant`, good for GRANT_VALIDITY_NS from `now_ns`."""
+        expiry = now_ns + GRANT_VALIDITY_NS
+        parts = [bytes([_VERSION])]
+        for text in (tenant, key_id):
+            raw = text.encode()
+            parts += [bytes([len(raw)]), raw]  # ValueError above 255 bytes; names are validated to be shorter
+        parts.append(expiry.to_bytes(_EXPIRY_BYTES, "little"))
+        body = b"".join(parts)
+        return body + self._sign(body)
+
+    def verify(self, grant: bytes, now_ns: int) -> Grant:
+        """The content of `grant`. Raises Unauthenticated without saying which check failed, but for an expiry."""
+        if not _SIGNATURE_BYTES < len(grant) <= MAX_GRANT_BYTES:
+            raise _bad_grant()
+        body, signature = grant[:-_SIGNATURE_BYTES], grant[-_SIGNATURE_BYTES:]
+        if not hmac.compare_digest(self._sign(body), signature):
+            raise _bad_grant()
+        found = _parse(body)
+        if not now_ns < found.expiry_ns <= now_ns + GRANT_VALIDITY_NS:
+            raise Unauthenticated("the grant has expired; authenticate again", reason="GRANT_EXPIRED")
+        return found
+
+    def _sign(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, digest_size=_SIGNATURE_BYTES, key=self._secret, person=b"tessera-grant").digest()
+
+
+def _parse(body: bytes) -> Grant:
+    """Content of a body whose signature is right; another version or length is refused all the same."""
+    try:
+        if body[0] != _VERSION:
+            raise _bad_grant()
+        tenant, offset = _text(body, 1)
+        key_id, offset = _text(body, offset)
+    except (IndexError, UnicodeDecodeError):
+        raise _bad_grant() from None
+    if len(body) - offset != _EXPIRY_BYTES:
+        raise _bad_grant()
+    return Grant(TenantId(tenant), key_id, int.from_bytes(body[offset:], "little"))
+
+
+def _text(body: bytes, offset: int) -> tuple[str, int]:
+    end = offset + 1 + body[offset]
+    if end > len(body):
+        raise IndexError("the text ends beyond the grant")
+    return body[offset + 1 : end].decode(), end
+
+
+def _bad_grant() -> Unauthenticated:
+    return Unauthenticated("the grant is not valid", reason="BAD_GRANT")

@@ -1,0 +1,62 @@
+"""Grants: only an unchanged, unexpired grant of this daemon's secret is believed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachemgr.grants import GRANT_VALIDITY_NS, MAX_GRANT_BYTES, GrantSigner
+from common.errors import Unauthenticated
+
+NOW = 10**15
+SIGNER = GrantSigner(b"s" * 32)
+
+
+def test_grant_says_what_it_was_issued_for():
+    """A fresh grant verifies until its expiry, also in another process with the same secret."""
+    grant = SIGNER.issue("a" * 64, "0123456789abcdef", NOW)
+    found = GrantSigner(b"s" * 32).verify(grant, NOW + GRANT_VALIDITY_NS - 1)
+    assert (found.tenant, found.key_id, found.expiry_ns) == ("a" * 64, "0123456789abcdef", NOW + GRANT_VALIDITY_NS)
+    assert len(grant) <= MAX_GRANT_BYTES
+
+
+def test_every_changed_bit_and_every_cut_is_refused():
+    """No single-bit change, prefix or extension of a grant verifies."""
+    grant = SIGNER.issue("acme", "0123456789abcdef", NOW)
+    SIGNER.verify(grant, NOW)
+    for bit in range(len(grant) * 8):
+        changed = bytearray(grant)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Unauthenticated):
+            SIGNER.verify(bytes(changed), NOW)
+    for size in range(len(grant)):
+        with pytest.raises(Unauthenticated):
+            SIGNER.verify(grant[:size], NOW)
+    for extra in (b"\0", b"x" * 10_000_000):
+        with pytest.raises(Unauthenticated):
+            SIGNER.verify(grant + extra, NOW)
+
+
+def test_another_secret_is_refused():
+    """A grant of another daemon proves nothing here."""
+    with pytest.raises(Unauthenticated):
+        SIGNER.verify(GrantSigner(b"t" * 32).issue("acme", "k", NOW), NOW)
+
+
+def test_expired_grant_is_refused_and_says_so():
+    """At its expiry a grant is over."""
+    grant = SIGNER.issue("acme", "k", NOW)
+    with pytest.raises(Unauthenticated, match="expired"):
+        SIGNER.verify(grant, NOW + GRANT_VALIDITY_NS)
+
+
+def test_clock_that_went_back_prolongs_nothing():
+    """A grant whose expiry lies further away than any validity is refused."""
+    grant = SIGNER.issue("acme", "k", NOW)
+    with pytest.raises(Unauthenticated):
+        SIGNER.verify(grant, NOW - 1)
+
+
+def test_signing_secret_has_a_fixed_length():
+    """A short secret is a defect and is refused at once."""
+    with pytest.raises(ValueError, match="32"):
+        GrantSigner(b"short")
