@@ -1,0 +1,144 @@
+"""Who is calling: bearer keys checked by the cache manager, before a request is decoded.
+
+Owns the invariant that a handler runs only with a tenant that the daemon named for the call's own credential; only
+`grpc.health.v1` is open. Positive answers are kept for at most a second, under a keyed hash of the key (the key is
+not kept), so that a revoked key works no longer than that. Used by `gateway/application.py` as an interceptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import grpc
+
+from common.errors import TesseraError, Unauthenticated, Unavailable
+from common.interceptors import HEALTH_PREFIX, bearer_of, error_from_rpc, refusal
+from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
+
+KEEP_SECONDS: Final = 1.0
+MAX_KEPT: Final = 4096
+_CALL_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The tenant behind a credential. `grant` proves it to the daemon; `tenant` is for routing and logs."""
+
+    tenant: str
+    grant: bytes
+
+
+class Authenticator(Protocol):
+    """Turns a credential into a caller."""
+
+    async def authenticate(self, credential: str) -> Caller:
+        """Raises Unauthenticated for a credential that is not known, Unavailable while nobody can tell."""
+
+
+class DaemonAuthenticator:
+    """Asks the cache manager's CredentialService. `clock` gives seconds and never goes back.
+
+    Only one question per credential is under way at a time; the cache holds at most `MAX_KEPT` answers.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+        self._stub = cache_pb2_grpc.CredentialServiceStub(channel)
+        self._clock = clock
+        self._pepper = secrets.token_bytes(32)
+        self._kept: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[Caller]] = {}
+
+    async def authenticate(self, credential: str) -> Caller:
+        """The caller behind `credential`."""
+        name = hashlib.blake2b(credential.encode("utf-8", "replace"), key=self._pepper, digest_size=32).digest()
+        kept = self._kept.get(name)
+        if kept is not None:
+            if self._clock() < kept[0]:
+                return kept[1]
+            del self._kept[name]
+        task = self._asking.get(name)
+        if task is None:
+            task = asyncio.create_task(self._ask(name, credential))
+            self._asking[name] = task
+            task.add_done_callback(lambda done: self._answered(name, done))
+        # One caller that goes away must not cancel the question of the others.
+        return await asyncio.shield(task)
+
+    def _answered(self, name: bytes, task: asyncio.Task[Caller]) -> None:
+        del self._asking[name]
+        if not task.cancelled():
+            task.exception()  # whoever asked has it; nobody need be left to see it
+
+    async def _ask(self, name: bytes, credential: str) -> Caller:
+        asked = self._clock()
+        try:
+            answer = await self._stub.Authenticate(cache_pb2.AuthenticateRequest(key=credential), timeout=_CALL_SECONDS)
+        except ValueError:  # a string that no protobuf can carry
+            raise _unknown() from None
+        except grpc.aio.AioRpcError as error:
+            raise _translate(error) from None
+        caller = Caller(answer.tenant, answer.grant)
+        keep = min(KEEP_SECONDS, answer.expires_in_seconds)
+        if keep > 0:
+            self._kept[name] = (asked + keep, caller)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return caller
+
+
+def _unknown() -> Unauthenticated:
+    return Unauthenticated("the credential is not known", reason="UNKNOWN_CREDENTIAL")
+
+
+def _translate(error: grpc.aio.AioRpcError) -> TesseraError:
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT):
+        # INVALID_ARGUMENT is the daemon's word for a key that cannot be one; the caller need not know the difference.
+        translated = error_from_rpc(error)
+        # The gateway's own credential being refused is no fault of the caller.
+        return _unknown() if translated.reason != "NO_CREDENTIAL" else _away()
+    return _away()
+
+
+def _away() -> Unavailable:
+    return Unavailable(
+        "credentials cannot be checked now; the cache manager is away",
+        reason="CREDENTIALS_AWAY",
+        retry_after_seconds=1.0,
+    )
+
+
+_caller: ContextVar[Caller] = ContextVar("tessera_caller")
+
+
+def current_caller() -> Caller:
+    """The caller of the call that this task serves. Raises Unauthenticated outside of an authenticated call."""
+    caller = _caller.get(None)
+    if caller is None:
+        raise Unauthenticated("the call brought no credential", reason="NO_CREDENTIAL")
+    return caller
+
+
+class TenantInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-ignore]
+    """Refuses every call without a known credential, before its request is read, and names the caller to the rest."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """Pass a call on or refuse it."""
+        if handler_call_details.method.startswith(HEALTH_PREFIX):
+            return await continuation(handler_call_details)
+        try:
+            caller = await self._authenticator.authenticate(bearer_of(handler_call_details.invocation_metadata))
+        except TesseraError as error:
+            return refusal(error)
+        # Interceptors and the handler of a call run in one task, and no other call does.
+        _caller.set(caller)
+        return await continuation(handler_call_details)

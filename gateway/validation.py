@@ -1,0 +1,178 @@
+"""Every field of a request against what its proto comment allows. Pure; the only place that knows these bounds.
+
+Owns the rule that a value is accepted as documented or refused by its proto path: INVALID_ARGUMENT with what is
+allowed, UNIMPLEMENTED for a field of a later version. Comparisons are written so that NaN fails them. Fields that
+this build does not know are ignored and never passed on. Called by `gateway/service.py`; the decoder checks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import InvalidArgument, Unimplemented
+from tessera.common.v1 import common_pb2
+from tessera.inference.v1 import inference_pb2
+
+MAX_SAMPLES: Final = 16
+MAX_STOPS: Final = 16
+MAX_STOP_BYTES: Final = 1024
+MAX_STOP_TOKENS: Final = 64
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 20
+MAX_LABEL_BYTES: Final = 256
+DEFAULT_CACHE_PRIORITY: Final = 50
+_PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a model bounds: ids are below `vocab_size`, prompt and answer together fit `max_context_tokens`."""
+
+    name: str
+    vocab_size: int
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the gateway itself needs of a checked request. `max_tokens` None means as many as the context allows."""
+
+    num_samples: int
+    max_tokens: int | None
+    min_tokens: int
+    stops: tuple[str, ...]
+    include_stop: bool
+    wants_logprobs: bool
+
+
+def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> Plan:
+    """Check all fields but the length of the prompt. Raises InvalidArgument or Unimplemented at the first bad one."""
+    _check_later_versions(request)
+    num_samples = _check_sampling(request.sampling, limits)
+    _check_stopping(request.stopping, limits)
+    wants_logprobs = request.output.HasField("logprobs")
+    if wants_logprobs:
+        _whole("output.logprobs", request.output.logprobs, 0, MAX_LOGPROBS)
+    _whole("priority", request.priority, -100, 100)
+    if len(request.request_label.encode()) > MAX_LABEL_BYTES:
+        raise InvalidArgument("request_label", f"allowed are at most {MAX_LABEL_BYTES} bytes")
+    stopping = request.stopping
+    return Plan(
+        num_samples=num_samples,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
+        stops=tuple(dict.fromkeys(stopping.stop)),
+        include_stop=stopping.include_stop,
+        wants_logprobs=wants_logprobs,
+    )
+
+
+def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse the first id outside the vocabulary."""
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(f"{field}[{index}]", f"is {token_id}; allowed are 0..{vocab_size - 1}")
+
+
+def check_prompt_length(field: str, num_tokens: int, limits: ModelLimits) -> None:
+    """Refuse an empty prompt and one that leaves no room for a token in the context."""
+    if num_tokens == 0:
+        raise InvalidArgument(field, "is empty; allowed is one token or more")
+    if num_tokens >= limits.max_context_tokens:
+        raise InvalidArgument(
+            field,
+            f"is {num_tokens} tokens; allowed are 1..{limits.max_context_tokens - 1}, as the context of "
+            f"{limits.name} holds {limits.max_context_tokens} tokens, prompt and answer together",
+        )
+
+
+def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
+    cache = request.cache
+    later = {
+        "output.prompt_logprobs": request.output.HasField("prompt_logprobs"),
+        "beam": request.HasField("beam"),
+        "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
+        "adapter": bool(request.adapter),
+        "cache.scope": cache.scope not in _PRIVATE_SCOPES,
+        "cache.public_tokens": cache.public_tokens != 0,
+        "cache.ttl_seconds": cache.HasField("ttl_seconds"),
+        "cache.scope_name": bool(cache.scope_name),
+    }
+    for field, is_set in later.items():
+        if is_set:
+            raise _unimplemented(field)
+    if cache.HasField("priority"):
+        _whole("cache.priority", cache.priority, 0, 100)
+        if cache.priority != DEFAULT_CACHE_PRIORITY:
+            raise _unimplemented("cache.priority")
+
+
+def _check_sampling(sampling: inference_pb2.Sampling, limits: ModelLimits) -> int:
+    if sampling.HasField("temperature") and not 0 <= sampling.temperature < float("inf"):
+        raise InvalidArgument("sampling.temperature", "allowed is a finite number >= 0; 0 is greedy")
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        raise InvalidArgument("sampling.top_p", "allowed is a number in (0, 1]")
+    if sampling.HasField("top_k") and sampling.top_k < 0:
+        raise InvalidArgument("sampling.top_k", "allowed is a number >= 0; 0 is all")
+    if sampling.HasField("min_p") and not 0 <= sampling.min_p <= 1:
+        raise InvalidArgument("sampling.min_p", "allowed is a number in [0, 1]")
+    if sampling.HasField("repetition_penalty") and not 0 < sampling.repetition_penalty <= 100:
+        raise InvalidArgument("sampling.repetition_penalty", "allowed is a number in (0, 100]")
+    if sampling.HasField("presence_penalty"):
+        _signed("sampling.presence_penalty", sampling.presence_penalty)
+    if sampling.HasField("frequency_penalty"):
+        _signed("sampling.frequency_penalty", sampling.frequency_penalty)
+    _check_biases(sampling.logit_bias, limits.vocab_size)
+    if not sampling.HasField("n"):
+        return 1
+    _whole("sampling.n", sampling.n, 1, MAX_SAMPLES)
+    return int(sampling.n)
+
+
+def _check_biases(biases: Mapping[int, float], vocab_size: int) -> None:
+    if len(biases) > MAX_BIASES:
+        raise InvalidArgument("sampling.logit_bias", f"holds {len(biases)} ids; allowed are at most {MAX_BIASES}")
+    for token_id, value in biases.items():
+        field = f"sampling.logit_bias[{token_id}]"
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(field, f"the id is outside the vocabulary; allowed are 0..{vocab_size - 1}")
+        _signed(field, value)
+
+
+def _check_stopping(stopping: inference_pb2.Stopping, limits: ModelLimits) -> None:
+    if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
+        raise InvalidArgument("stopping.max_tokens", f"is {stopping.max_tokens}; allowed is a number >= 1")
+    if stopping.HasField("min_tokens"):
+        if stopping.min_tokens < 0:
+            raise InvalidArgument("stopping.min_tokens", f"is {stopping.min_tokens}; allowed is a number >= 0")
+        if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
+            raise InvalidArgument("stopping.min_tokens", f"allowed are 0..{stopping.max_tokens}, as max_tokens says")
+        if stopping.min_tokens > limits.max_context_tokens:
+            raise InvalidArgument(
+                "stopping.min_tokens", f"allowed are 0..{limits.max_context_tokens}, the model's context"
+            )
+    if len(stopping.stop) > MAX_STOPS:
+        raise InvalidArgument("stopping.stop", f"holds {len(stopping.stop)} strings; allowed are at most {MAX_STOPS}")
+    for index, stop in enumerate(stopping.stop):
+        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
+            raise InvalidArgument(f"stopping.stop[{index}]", f"allowed are 1..{MAX_STOP_BYTES} bytes")
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidArgument("stopping.stop_token_ids", f"allowed are at most {MAX_STOP_TOKENS} ids")
+    check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, limits.vocab_size)
+
+
+def _whole(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument(field, f"is {value}; allowed are {low}..{high}")
+
+
+def _signed(field: str, value: float) -> None:
+    if not -100 <= value <= 100:
+        raise InvalidArgument(field, "allowed is a number in [-100, 100]")
+
+
+def _unimplemented(field: str) -> Unimplemented:
+    return Unimplemented(f"{field}: this build does not serve it", reason="FIELD_UNIMPLEMENTED",
+                         metadata={"field": field})  # fmt: skip
