@@ -1,0 +1,69 @@
+"""The `tessera` command: picks one module per command and imports nothing else, so that `tessera probe` stays fast.
+
+Every command module has `main(arguments) -> int`. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("cli.demo", "stream two answers that share a prefix, then stop everything"),
+    "up": ("cli.up", "run cache manager, decoders and gateway on this machine"),
+    "generate": ("cli.generate", "send one prompt and stream the answer"),
+    "chat": ("cli.chat", "talk to the model; the conversation stays cached"),
+    "admin": ("cli.admin", "look into the cache, evict, abort, manage tenants and keys"),
+    "model": ("cli.model", "fetch and list models"),
+    "probe": ("cli.probe", "ask one process for its health (for containers)"),
+    "cachemgr": ("cli.service", "run the cache manager alone"),
+    "decoder": ("cli.service", "run one decoder alone"),
+    "gateway": ("cli.service", "run the gateway alone"),
+    "bench": ("cli.bench", "measure; each benchmark prints a table"),
+}
+NEEDS_ITS_NAME = ("cachemgr", "decoder", "gateway")
+
+
+def usage() -> str:
+    """The text of `tessera --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: tessera COMMAND [OPTIONS]", "", *lines, "", "`tessera COMMAND --help` lists the options of a command."]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["--help"], ["-h"], ["help"]):
+        print(usage())
+        return 0
+    if given[:1] in (["--version"], ["version"]):
+        print(f"tessera {metadata.version('tessera-cache')}")
+        return 0
+    if not given or given[0] not in COMMANDS:
+        complaint = f"tessera: no such command: {given[0]}\n\n" if given else ""
+        sys.stderr.write(f"{complaint}{usage()}\n")
+        return EXIT_USAGE
+    name, rest = given[0], given[1:]
+    module = importlib.import_module(COMMANDS[name][0])
+    try:
+        return int(module.main([name, *rest] if name in NEEDS_ITS_NAME else rest))
+    except CommandError as error:
+        sys.stderr.write(f"tessera {name}: {error.message}\n")
+        return error.status
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone; say nothing more to anyone
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

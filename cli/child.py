@@ -1,0 +1,136 @@
+"""One child process of the supervisor: started on a leash, its output in a log file of its own, its errors heard.
+
+Invariant: a child never outlives its supervisor (`cli/leash.py`), sits in a process group of its own (so that Ctrl-C on
+the terminal reaches the supervisor alone), and writes straight to its file, so that it never waits for the supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli import leash
+
+MAX_LOG_BYTES = 16 * 1024 * 1024
+MAX_TAIL_BYTES = 64 * 1024
+LOUD_LEVELS = ("error", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run: `command[0]` is an absolute path. `health_target` is where `grpc.health.v1` tells its state."""
+
+    name: str
+    command: tuple[str, ...]
+    health_target: str | None = None
+
+
+class LogTail:
+    """Reads what a child adds to its log; only whole lines come out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._partial = b""
+
+    def new_lines(self) -> list[str]:
+        """Lines added since the last call, at most the last 64 KiB of them."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size - self._offset > MAX_TAIL_BYTES:
+                    self._offset, self._partial = size - MAX_TAIL_BYTES, b""
+                file.seek(self._offset)
+                data = self._partial + file.read(size - self._offset)
+        except FileNotFoundError:
+            return []
+        self._offset = size
+        *lines, self._partial = data.split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+
+def loud_line(line: str) -> str | None:
+    """What to show of a log line on the terminal: the event of an error, or None for everything else."""
+    if line.startswith("error: "):
+        return line
+    if not line.startswith("{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or event.get("level") not in LOUD_LEVELS:
+        return None
+    parts = [f"{key}={value}" for key, value in event.items() if key not in _SHOWN_APART]
+    return " ".join([str(event.get("event", "error")), *parts])
+
+
+_SHOWN_APART = frozenset({"event", "level", "timestamp", "process", "exception"})
+
+
+class Child:
+    """A running child. Make one with `start`."""
+
+    def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes], log: Path, tail: LogTail) -> None:
+        self.spec = spec
+        self.log = log
+        self._process = process
+        self._tail = tail
+
+    @classmethod
+    def start(cls, spec: ChildSpec, log: Path, environ: Mapping[str, str]) -> Child:
+        """Start `spec`. Call it from the main thread: the kernel's leash is tied to the thread that forks."""
+        if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+            log.replace(log.with_suffix(log.suffix + ".1"))
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            tail = LogTail(log)
+            wrapper = (sys.executable, "-I", "-S", str(Path(leash.__file__).resolve()), str(os.getpid()))
+            process = subprocess.Popen(
+                [*wrapper, *spec.command],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                env=dict(environ),
+                process_group=0,
+            )
+        finally:
+            os.close(descriptor)
+        return cls(spec, process, log, tail)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def exit_status(self) -> int | None:
+        """None while it runs; otherwise its exit status, or minus the signal that ended it."""
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; harmless if it has ended."""
+        self._process.send_signal(number)
+
+    def kill_group(self) -> None:
+        """Kill the child and whatever it started in its group."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def loud_lines(self) -> list[str]:
+        """New error lines of its log."""
+        return [shown for shown in map(loud_line, self._tail.new_lines()) if shown is not None]
+
+    def last_lines(self, count: int = 15) -> list[str]:
+        """The end of its log, to explain an unexpected end."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]

@@ -1,0 +1,174 @@
+"""The public gRPC client of the command line: one connection, its credential, and one answer with its numbers.
+
+`generate`, `chat` and `demo` use it. It reads the default tenant's key from the state directory unless told otherwise,
+and turns what gRPC says into a message for a person. It never keeps an answer's text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from cli.errors import EXIT_USAGE, CommandError
+from common.credentials import read_secret
+from common.errors import InvalidArgument, TesseraError
+from common.interceptors import error_from_rpc
+from common.paths import StatePaths, default_state_dir
+from common.rpc import bearer_metadata, open_sync_channel
+from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
+
+DEFAULT_ENDPOINT = "127.0.0.1:50051"
+
+
+@dataclass(slots=True)
+class Numbers:
+    """What one request cost; times in seconds as this client saw them."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode rate after the first token; 0 where there was no second one."""
+        return (self.completion_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    def describe(self) -> str:
+        """One line for a terminal."""
+        return (
+            f"{self.prompt_tokens} prompt tokens, {self.cached_tokens} of them cached; first token after "
+            f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens, {self.tokens_per_second:.1f} tokens/s"
+        )
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that calls the gateway."""
+    group = parser.add_argument_group("connection")
+    group.add_argument("--endpoint", metavar="HOST:PORT", help=f"the gateway (default {DEFAULT_ENDPOINT})")
+    group.add_argument("--key-file", type=Path, metavar="FILE", help="tenant key (default <state-dir>/default.key)")
+    group.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory of the node")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="use TLS and trust these PEM certificates")
+
+
+def add_generation_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that asks for text."""
+    group = parser.add_argument_group("generation")
+    group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")
+    group.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
+    group.add_argument("--max-tokens", type=int, default=256, metavar="N", help="bound of the answer (default 256)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this probability")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest")
+    group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--no-cache", action="store_true", help="neither read nor store prefixes")
+
+
+def build_request(options: argparse.Namespace, n: int | None = None) -> inference_pb2.GenerateRequest:
+    """A request without its prompt. Raises CommandError where a number does not fit the message at all."""
+    request = inference_pb2.GenerateRequest(model=options.model)
+    try:
+        request.sampling.temperature = options.temperature
+        for name in ("top_p", "top_k", "min_p", "seed"):
+            value = getattr(options, name)
+            if value is not None:
+                setattr(request.sampling, name, value)
+        if n is not None:
+            request.sampling.n = n
+        request.stopping.max_tokens = options.max_tokens
+    except ValueError as error:
+        raise CommandError(str(error), EXIT_USAGE) from None
+    request.stopping.stop.extend(options.stop)
+    request.cache.no_read = request.cache.no_store = options.no_cache
+    return request
+
+
+def add_turns(request: inference_pb2.GenerateRequest, turns: Sequence[tuple[str, str]]) -> None:
+    """Make `turns` (role, content) the request's conversation."""
+    for role, content in turns:
+        request.chat.messages.add(role=role, content=content)
+
+
+class Client:
+    """A connection to one gateway with one tenant key; a context manager."""
+
+    def __init__(self, endpoint: str, key: str, tls_ca: bytes | None = None) -> None:
+        credentials = None if tls_ca is None else grpc.ssl_channel_credentials(tls_ca)
+        self._endpoint = endpoint
+        self._metadata = bearer_metadata(key)
+        self._channel = open_sync_channel(endpoint, credentials)
+        self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Client:
+        """Connect as the command line says. Raises CommandError where the key cannot be read."""
+        paths = StatePaths(options.state_dir or default_state_dir(os.environ))
+        key_file = options.key_file or paths.default_key
+        if options.key_file is None and not key_file.exists():
+            raise CommandError(
+                f"no tenant key at {key_file}. Start the node with `tessera up`, or name one: --key-file"
+            )
+        try:
+            key = read_secret(key_file)
+            authority = None if options.tls_ca is None else options.tls_ca.read_bytes()
+        except (TesseraError, OSError) as error:
+            raise CommandError(str(error), EXIT_USAGE) from None
+        return cls(options.endpoint or DEFAULT_ENDPOINT, key, authority)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def generate(self, request: inference_pb2.GenerateRequest, numbers: Numbers) -> Iterator[inference_pb2.Delta]:
+        """Stream the deltas of an answer and fill `numbers`. Leaving the loop early cancels the call.
+
+        Raises CommandError with what the server said.
+        """
+        began = time.perf_counter()
+        first = None
+        call: Any = self._stub.Generate(request, metadata=self._metadata)
+        try:
+            for response in call:
+                now = time.perf_counter()
+                match response.WhichOneof("event"):
+                    case "accepted":
+                        numbers.prompt_tokens = response.accepted.prompt_tokens
+                        numbers.cached_tokens = response.accepted.cached_tokens
+                        first, numbers.ttft_seconds = now, now - began
+                    case "delta":
+                        yield response.delta
+                        numbers.decode_seconds = now - first if first is not None else 0.0
+                    case "summary":
+                        numbers.completion_tokens = response.summary.usage.completion_tokens
+        except grpc.RpcError as error:
+            raise CommandError(explain_failure(error, self._endpoint, "tessera up")) from None
+        finally:
+            call.cancel()
+
+
+def explain_failure(error: grpc.RpcError, target: str, start_with: str) -> str:
+    """What a failed call means, for a person."""
+    failure = error_from_rpc(error)
+    text = failure.message
+    if failure.code is grpc.StatusCode.UNAVAILABLE and ("connect" in text.lower() or "No such file" in text):
+        return f"nothing answers at {target}; start it with `{start_with}`"
+    if isinstance(failure, InvalidArgument):
+        return f"the server refused {text}"
+    extra = f" ({', '.join(f'{k} {v}' for k, v in failure.metadata.items())})" if failure.metadata else ""
+    retry = "" if failure.retry_after_seconds is None else f"; try again in {failure.retry_after_seconds:.1f} s"
+    return f"{failure.code.name}: {text}{extra}{retry}"

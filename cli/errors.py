@@ -1,0 +1,16 @@
+"""The one error of the command line: a message for a person and an exit status. `cli/__main__.py` prints it."""
+
+from __future__ import annotations
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """A command cannot go on; `message` says what is wrong and what to do. Status 2 means wrong usage, 1 the rest."""
+
+    def __init__(self, message: str, status: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status

@@ -1,0 +1,46 @@
+"""`tessera generate "..."`: sends one prompt and streams the answer; the numbers go to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from cli.client import Client, Numbers, add_connection_options, add_generation_options, add_turns, build_request
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="tessera generate", description="Send one prompt and stream the answer.")
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text, without a chat template")
+    parser.add_argument("--n", type=int, metavar="N", help="samples to draw from the one prompt (default 1)")
+    parser.add_argument("--quiet", action="store_true", help="print the text alone")
+    add_generation_options(parser)
+    add_connection_options(parser)
+    options = parser.parse_args(arguments)
+    if options.raw and options.system is not None:
+        parser.error("--system is part of a conversation; leave --raw out")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    request = build_request(options, options.n)
+    if options.raw:
+        request.text = prompt
+    else:
+        system = [] if options.system is None else [("system", options.system)]
+        add_turns(request, [*system, ("user", prompt)])
+    numbers = Numbers()
+    samples: dict[int, list[str]] = {}
+    streamed = options.n in (None, 1)
+    with Client.from_options(options) as client:
+        for delta in client.generate(request, numbers):
+            if streamed:
+                print(delta.text, end="", flush=True)
+            else:
+                samples.setdefault(delta.index, []).append(delta.text)
+    if streamed:
+        print()
+    for index, pieces in sorted(samples.items()):
+        print(f"[{index}] {''.join(pieces)}")
+    if not options.quiet:
+        print(numbers.describe(), file=sys.stderr)
+    return 0

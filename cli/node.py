@@ -1,0 +1,109 @@
+"""What the processes of one node are called with: the command lines of cache manager, decoders and gateway.
+
+Every process takes the same options, so the user's own flags go to all of them unchanged; what differs (state
+directory, model, index of a decoder, threads) is appended and, being last, wins. Used by `up` and `demo`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cli.child import ChildSpec
+from cli.errors import EXIT_USAGE, CommandError
+from cli.model_store import ModelStore
+from common.config import Options, build_parser, load_options
+from common.errors import TesseraError
+from common.paths import StatePaths, models_dir
+from common.rpc import unix_target
+
+SUPERVISOR_LOCK = "supervisor.lock"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is about to run: its options, its paths and the flags that all its processes share."""
+
+    options: Options
+    paths: StatePaths
+    flags: tuple[str, ...]
+
+    def stages(self) -> list[list[ChildSpec]]:
+        """Cache manager, then decoders, then gateway: each needs the one before."""
+        decoders = [self._child("decoder", index) for index in range(self.options.decoders)]
+        return [[self._child("cachemgr")], decoders, [self._child("gateway")]]
+
+    def _child(self, service: str, index: int = 0) -> ChildSpec:
+        command = [sys.executable, "-m", service, *self.flags]
+        name = service
+        if service == "decoder":
+            name = f"decoder-{index}"
+            command += ["--decoder-index", str(index), "--threads", str(self._threads())]
+        return ChildSpec(name, tuple(command), self.health_target(service, index))
+
+    def health_target(self, service: str, index: int = 0) -> str | None:
+        """Where a process answers `grpc.health.v1`; None for a gateway behind TLS, whose trust only clients know."""
+        if service == "cachemgr":
+            return unix_target(self.paths.cachemgr_socket)
+        if service == "decoder":
+            return unix_target(self.paths.decoder_socket(index))
+        return self.options.listen if self.options.tls_cert is None else None
+
+    def _threads(self) -> int:
+        if self.options.threads or self.options.decoders == 1:
+            return self.options.threads
+        return max(1, len(os.sched_getaffinity(0)) // self.options.decoders)
+
+
+def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Node:
+    """Read the options of `tessera up` and find the model. Raises CommandError with what to do about it."""
+    namespace = build_parser("up").parse_args([*arguments, *overrides])
+    try:
+        options = load_options(namespace, environ)
+        paths = StatePaths(options.state_dir.absolute())
+        model = find_model(options.model, environ)
+        paths.prepare()
+    except ValueError as error:
+        raise CommandError(str(error), EXIT_USAGE) from None
+    except TesseraError as error:
+        raise CommandError(error.message) from None
+    except OSError as error:
+        raise CommandError(f"cannot use the state directory: {error}") from None
+    extra = ("--state-dir", str(paths.state_dir), "--model", str(model))
+    return Node(dataclasses.replace(options, model=model), paths, (*arguments, *overrides, *extra))
+
+
+def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:
+    """The model to serve: the one named (a path or the name of a fetched one), else the demo model."""
+    store = ModelStore(models_dir(environ))
+    if model is None:
+        if not store.demo_path.is_file():
+            raise CommandError("no model. Get the demo model with `tessera model fetch`, or name one with --model PATH")
+        return store.demo_path
+    if model.exists():
+        return model.absolute()
+    fetched = store.find(str(model))
+    if fetched is None:
+        raise CommandError(f"no model at {model}, and none of that name is fetched (`tessera model list`)", EXIT_USAGE)
+    return fetched
+
+
+@contextmanager
+def sole_supervisor(paths: StatePaths) -> Iterator[None]:
+    """Hold the lock of a state directory. Raises CommandError if another supervisor holds it."""
+    descriptor = os.open(paths.state_dir / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(
+                f"another `tessera up` runs on {paths.state_dir}; stop it, or choose another --state-dir"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,49 @@
+"""`tessera probe`: asks one process for its health, for container health checks and scripts.
+
+It imports gRPC and nothing heavier, needs no credential (`grpc.health.v1` is open), and ends within its timeout.
+Exit status: 0 serving, 1 anything else, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cli.errors import CommandError
+from common.rpc import open_sync_channel
+
+
+def check_health(target: str, timeout_seconds: float, service: str = "", tls_ca: bytes | None = None) -> str:
+    """The health of `target` (`unix:<path>` or `host:port`): SERVING, NOT_SERVING, or why it did not answer."""
+    credentials = None if tls_ca is None else grpc.ssl_channel_credentials(tls_ca)
+    with open_sync_channel(target, credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+            return "NO_SUCH_SERVICE" if code is grpc.StatusCode.NOT_FOUND else f"NO_ANSWER ({code.name})"
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns 0 if the target is serving."""
+    parser = argparse.ArgumentParser(prog="tessera probe", description="Ask one process for its health.")
+    parser.add_argument("--target", required=True, metavar="TARGET", help="unix:/path/to.sock or host:port")
+    parser.add_argument("--service", default="", metavar="NAME", help="full name of one service (default: the process)")
+    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait (default 2)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="PEM certificates to trust, for a gateway with TLS")
+    options = parser.parse_args(arguments)
+    if not 0 < options.timeout <= 600:
+        parser.error(f"--timeout is {options.timeout}; allowed are more than 0 and at most 600 seconds")
+    try:
+        authority = None if options.tls_ca is None else open(options.tls_ca, "rb").read()  # noqa: SIM115
+    except OSError as error:
+        raise CommandError(f"cannot read --tls-ca: {error}") from None
+    state = check_health(options.target, options.timeout, options.service, authority)
+    print(state, file=sys.stdout if state == "SERVING" else sys.stderr)
+    return 0 if state == "SERVING" else 1

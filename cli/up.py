@@ -1,0 +1,143 @@
+"""`tessera up`: cache manager, decoders and gateway of one machine, watched until Ctrl-C drains them.
+
+Ready only when the health service of every process says so. It takes the options of the services and gives each of
+them all of it; the one option of its own is --ephemeral.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cli.errors import CommandError
+from cli.interrupts import Interrupts
+from cli.node import Node, plan_node, sole_supervisor
+from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
+from common.config import build_parser
+from common.credentials import read_secret
+from common.errors import TesseraError
+from common.paths import default_state_dir
+
+READY_SECONDS = 300.0
+GRACE_BEYOND_DRAIN_SECONDS = 5.0
+EPHEMERAL = "--ephemeral"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the node until it is asked to stop; returns 0 if everything drained and ended by itself."""
+    if {"--help", "-h"} & set(arguments):
+        parser = build_parser("up")
+        parser.description = __doc__.partition("\n")[0] if __doc__ else None
+        parser.add_argument(EPHEMERAL, action="store_true", help="use a fresh state directory and remove it at the end")
+        parser.print_help()
+        return 0
+    interrupts = Interrupts()
+    with state_directory(arguments) as flags:
+        node = plan_node([flag for flag in arguments if flag != EPHEMERAL], os.environ, flags)
+        with sole_supervisor(node.paths):
+            return _run(node, interrupts)
+
+
+@contextmanager
+def state_directory(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """The flags that name a fresh state directory where --ephemeral asks for one; it is removed afterwards."""
+    if EPHEMERAL not in arguments:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+        yield ["--state-dir", folder]
+
+
+def make_supervisor(node: Node, interrupts: Interrupts) -> Supervisor:
+    """The supervisor of `node`; what it has to say goes to stderr."""
+    return Supervisor(
+        stages=node.stages(),
+        log_dir=node.paths.logs_dir,
+        announce=lambda line: print(f"tessera: {line}", file=sys.stderr, flush=True),
+        stopping=interrupts.stopping,
+    )
+
+
+def drain_grace_seconds(node: Node) -> float:
+    """How long one stage may take to end by itself."""
+    return node.options.drain_seconds + GRACE_BEYOND_DRAIN_SECONDS
+
+
+def _run(node: Node, interrupts: Interrupts) -> int:
+    supervisor = make_supervisor(node, interrupts)
+    first_start = not node.paths.default_key.exists()
+    began = time.monotonic()
+    status = 0
+    try:
+        supervisor.start(READY_SECONDS)
+        print(describe_node(node, supervisor.pids(), time.monotonic() - began, show_key=first_start), flush=True)
+        while not interrupts.stopping():
+            supervisor.poll()
+            time.sleep(POLL_SECONDS)
+    except Stopped:
+        pass
+    except CommandError as error:
+        print(f"tessera up: {error.message}", file=sys.stderr, flush=True)
+        status = error.status
+    finally:
+        print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
+        clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
+    print("tessera: stopped", file=sys.stderr, flush=True)
+    return status if clean else status or 1
+
+
+def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key: bool) -> str:
+    """What runs, where it answers and how to call it."""
+    options, paths = node.options, node.paths
+    command = "tessera" if shutil.which("tessera") else sys.argv[0]
+    where = "" if options.listen == "127.0.0.1:50051" else f" --endpoint {options.listen}"
+    state = f" --state-dir {paths.state_dir}" if options.state_dir != default_state_dir(os.environ) else ""
+    scheme = "TLS" if options.tls_cert is not None else "plaintext"
+    lines = [
+        f"\nready after {seconds:.1f} s",
+        f"  model      {options.model}  ({options.dtype}, {options.block_tokens}-token blocks)",
+        f"  public     {options.listen}  ({scheme})   key    {paths.default_key}",
+        f"  admin      unix:{paths.admin_socket}   key    {paths.admin_key}",
+        f"  logs       {paths.logs_dir}",
+        "  processes  " + ", ".join(f"{name} {pid}" for name, pid in pids.items()),
+        "\ntry",
+        f"  {command} generate{where}{state} 'Why is the sky blue?'",
+        f"  {command} chat{where}{state}",
+        f"  {command} admin snapshot{state}",
+        f"  {grpcurl_line(options.listen, str(paths.default_key), secure=options.tls_cert is not None)}",
+        "\nin Python",
+        *(f"  {line}" for line in python_lines(options.listen, str(paths.default_key))),
+        "\nCtrl-C drains and stops",
+    ]
+    if show_key:
+        try:
+            lines.insert(4, f"  key        {read_secret(paths.default_key)}  (of tenant default; shown this once)")
+        except TesseraError as error:
+            lines.insert(4, f"  key        {error.message}")
+    return "\n".join(lines)
+
+
+def grpcurl_line(listen: str, key_file: str, *, secure: bool) -> str:
+    """A grpcurl call that works through reflection."""
+    plain = "" if secure else "-plaintext "
+    body = '{"text": "The sky is", "stopping": {"max_tokens": 16}}'
+    header = f'-H "authorization: Bearer $(cat {key_file})"'
+    return f"grpcurl {plain}{header} -d '{body}' {listen} tessera.inference.v1.InferenceService/Generate"
+
+
+def python_lines(listen: str, key_file: str) -> list[str]:
+    """A client on plain grpcio."""
+    return [
+        "import grpc",
+        "from tessera.inference.v1 import inference_pb2 as pb, inference_pb2_grpc as rpc",
+        f"key = open({key_file!r}).read().strip()",
+        f"stub = rpc.InferenceServiceStub(grpc.insecure_channel({listen!r}))",
+        'request = pb.GenerateRequest(text="The sky is", stopping=pb.Stopping(max_tokens=16))',
+        'for answer in stub.Generate(request, metadata=[("authorization", f"Bearer {key}")]):',
+        '    print(answer.delta.text, end="", flush=True)',
+    ]
