@@ -16,7 +16,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTHON ?= $(shell for name in python3.12 python3.11 python3 python; do \
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python; do \
 	if "$$name" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' >/dev/null 2>&1; \
 	then echo "$$name"; break; fi; done)
 TORCH_INDEX ?=
