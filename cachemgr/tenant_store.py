@@ -55,7 +55,7 @@ class KeyRow:
     created_ns: int
     expires_ns: int | None
     last_used_ns: int | None
-    revoked: bool
+    revoked: int  # 0 or 1, as SQLite keeps it
 
 
 class TenantStore:
@@ -89,7 +89,7 @@ class TenantStore:
         ).fetchall()
         return (
             [TenantRow(TenantId(row[0]), row[1], row[2]) for row in tenants],
-            [KeyRow(*columns, bool(revoked)) for *columns, revoked in keys],
+            [KeyRow(*row) for row in keys],
         )
 
     def add(self, tenant: TenantRow | None, key: KeyRow | None) -> None:
@@ -111,7 +111,7 @@ class TenantStore:
                         key.created_ns,
                         key.expires_ns,
                         key.last_used_ns,
-                        int(key.revoked),
+                        key.revoked,
                     ),
                 )
 

@@ -145,7 +145,7 @@ class Tenants:
             raise NotFound("there is no such key")
         if not row.revoked:
             self._store.revoke(key_id)
-            row.revoked = True
+            row.revoked = 1
         return row.tenant
 
     def list_tenants(self, after: str, limit: int) -> list[TenantView]:
@@ -156,7 +156,7 @@ class Tenants:
         for row in sorted(self._keys.values(), key=lambda key: (key.created_ns, key.key_id)):
             if row.tenant in wanted:
                 keys.setdefault(row.tenant, []).append(
-                    KeyView(row.key_id, row.name, row.created_ns, row.expires_ns, row.last_used_ns, row.revoked)
+                    KeyView(row.key_id, row.name, row.created_ns, row.expires_ns, row.last_used_ns, bool(row.revoked))
                 )
         return [TenantView(name, self._tenants[name].created_ns, tuple(keys.get(name, ()))) for name in names]
 
@@ -183,7 +183,7 @@ class Tenants:
 
 def _key_row(key_id: str, tenant: TenantId, secret: bytes, name: str, now_ns: int, expires_ns: int | None) -> KeyRow:
     salt = secrets.token_bytes(SALT_BYTES)
-    return KeyRow(key_id, tenant, salt, hash_secret(secret, salt), name, now_ns, expires_ns, None, False)
+    return KeyRow(key_id, tenant, salt, hash_secret(secret, salt), name, now_ns, expires_ns, None, 0)
 
 
 def _check_alive(row: KeyRow, now_ns: int) -> None:

@@ -74,6 +74,7 @@ class Handoff:
         self._arena: Arena | None = None
         self._fingerprint = b""
         self._listener: socket.socket | None = None
+        self._path: Path | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._log = get_logger()
@@ -103,7 +104,7 @@ class Handoff:
         except OSError:
             listener.close()
             raise
-        self._listener = listener
+        self._listener, self._path = listener, path
         self._accepting = asyncio.create_task(self._accept(listener), name="arena-accept")
 
     async def stop(self) -> None:
@@ -112,8 +113,9 @@ class Handoff:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
+        if self._listener is not None and self._path is not None:
             self._listener.close()
+            self._path.unlink(missing_ok=True)
         self._accepting = self._listener = None
         self._offers.clear()
 

@@ -1,0 +1,191 @@
+"""The cache manager's process put together: state, core, sockets; how it starts, drains and ends.
+
+Invariant: nothing is bound before the state directory is locked; health says SERVING exactly while both servers and
+the arena socket take work; at the end every fd, lock and file is let go. Called by `__main__` and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from cachemgr.admin import ADMIN_SERVICE, AdminService
+from cachemgr.arena.handoff import Handoff
+from cachemgr.clocks import Clocks
+from cachemgr.first_start import NodeSecrets, ensure_default_tenant, ensure_secrets
+from cachemgr.grants import GrantSigner
+from cachemgr.ids import SessionId
+from cachemgr.operations import Operations
+from cachemgr.pool_owner import PoolOwner, PoolSize
+from cachemgr.service import CACHE_SERVICE, CREDENTIAL_SERVICE, CacheService, CredentialService
+from cachemgr.sessions import Sessions
+from cachemgr.socket_files import lock_state
+from cachemgr.tenant_store import TenantStore
+from cachemgr.tenants import Tenants
+from common.config import DEFAULT_POOL_BYTES, Options
+from common.errors import FailedPrecondition
+from common.interceptors import BearerInterceptor, ErrorInterceptor
+from common.logs import get_logger
+from common.paths import StatePaths
+from common.rpc import Health, add_health_and_reflection, bind, make_server, unix_target
+from tessera.admin.v1 import admin_pb2_grpc
+from tessera.cache.v1 import cache_pb2_grpc
+
+TICK_SECONDS: Final = 1.0
+DRAIN_POLL_SECONDS: Final = 0.02
+STOP_GRACE_SECONDS: Final = 0.5
+
+
+class Daemon:
+    """One cache manager on one state directory. Create, `start`, and always `stop`, whatever happened between."""
+
+    def __init__(self, options: Options, *, show_key: Callable[[str], object], clocks: Clocks | None = None) -> None:
+        self._options = options
+        self._show_key = show_key
+        self._clocks = clocks or Clocks()
+        self._paths = StatePaths(options.state_dir)
+        self._log = get_logger()
+        self._lock: int | None = None
+        self._store: TenantStore | None = None
+        self._tenants: Tenants | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._servers: list[grpc.aio.Server] = []
+        self._healths: list[Health] = []
+        self._handoff = Handoff(self._handed_over)
+        self._owner: PoolOwner | None = None
+        self._sessions: Sessions | None = None
+        self.admin_port: int | None = None
+
+    async def start(self) -> None:
+        """Bind everything and say SERVING. Raises FailedPrecondition, with what to do, where the state forbids it."""
+        options = self._options
+        if options.admin_listen is not None:
+            refuse_beyond_loopback(options.admin_listen)
+        self._paths.prepare()
+        self._lock = lock_state(self._paths.lock_file)
+        store = self._store = TenantStore(self._paths.tenants_db)
+        tenants = self._tenants = Tenants(store)
+        node_secrets = ensure_secrets(self._paths)
+        ensure_default_tenant(tenants, self._paths, now_ns=self._clocks.wall_ns(), show=self._show_key)
+        owner = self._owner = PoolOwner(
+            size=PoolSize(options.pool_blocks, options.pool_bytes or DEFAULT_POOL_BYTES),
+            epoch=store.next_epoch(),
+            faults=options.faults,
+            handoff=self._handoff,
+        )
+        sessions = self._sessions = Sessions(owner, self._handoff, self._clocks)
+        await self._handoff.start(self._paths.arena_socket)
+        await self._start_internal(node_secrets, owner, sessions, tenants, GrantSigner(store.signing_secret()))
+        await self._start_admin(node_secrets, owner, sessions, tenants)
+        self._ticking = asyncio.create_task(self._tick(owner, tenants), name="tick")
+        await self._say_serving(True)
+        self._log.info("service_ready", epoch=owner.epoch)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new work, and wait until no lease is held, at most `seconds`."""
+        await self._say_serving(False)
+        owner = self._owner
+        if owner is None:
+            return
+        owner.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                while owner.manager is not None and owner.manager.snapshot().leases:
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+        except TimeoutError:
+            self._log.warning("drain_timed_out", seconds=seconds)
+
+    async def stop(self) -> None:
+        """End every stream and let everything go. Harmless when repeated."""
+        if self._owner is not None:
+            self._owner.draining = True
+        if self._sessions is not None:
+            self._sessions.close()
+        await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
+        self._servers.clear()
+        await self._handoff.stop()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        if self._owner is not None:
+            self._owner.close()
+        if self._tenants is not None and self._store is not None:
+            self._tenants.flush()
+            self._store.close()
+            self._tenants = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _start_internal(
+        self, node_secrets: NodeSecrets, owner: PoolOwner, sessions: Sessions, tenants: Tenants, signer: GrantSigner
+    ) -> None:
+        server = make_server([BearerInterceptor(node_secrets.internal), ErrorInterceptor()])
+        self._servers.append(server)
+        operations = Operations(tenants=tenants, signer=signer, sessions=sessions, clocks=self._clocks)
+        cache = CacheService(
+            owner=owner,
+            sessions=sessions,
+            handoff=self._handoff,
+            operations=operations,
+            faults=self._options.faults,
+        )
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)  # type: ignore[no-untyped-call]
+        credentials = CredentialService(tenants=tenants, signer=signer, clocks=self._clocks)
+        cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)  # type: ignore[no-untyped-call]
+        names = (CACHE_SERVICE, CREDENTIAL_SERVICE)
+        self._healths.append(await add_health_and_reflection(server, names, with_reflection=False))
+        bind(server, unix_target(self._paths.cachemgr_socket))
+        await server.start()
+
+    async def _start_admin(
+        self, node_secrets: NodeSecrets, owner: PoolOwner, sessions: Sessions, tenants: Tenants
+    ) -> None:
+        server = make_server([BearerInterceptor(node_secrets.admin), ErrorInterceptor()])
+        self._servers.append(server)
+        admin = AdminService(owner=owner, sessions=sessions, tenants=tenants, clocks=self._clocks)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
+        self._healths.append(await add_health_and_reflection(server, (ADMIN_SERVICE,)))
+        bind(server, unix_target(self._paths.admin_socket))
+        if self._options.admin_listen is not None:
+            self.admin_port = bind(server, self._options.admin_listen)
+        await server.start()
+
+    def _handed_over(self, session: SessionId, process_id: int, pidfd: int) -> None:
+        if self._sessions is None:
+            os.close(pidfd)
+        else:
+            self._sessions.handed_over(session, process_id, pidfd)
+
+    async def _tick(self, owner: PoolOwner, tenants: Tenants) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if owner.manager is not None:
+                owner.manager.tick(self._clocks.steady_ns())
+            tenants.flush()
+
+    async def _say_serving(self, serving: bool) -> None:
+        for health in self._healths:
+            await health.set(serving)
+
+
+def refuse_beyond_loopback(listen: str) -> None:
+    """Raises FailedPrecondition unless `listen` (host:port) is a loopback address: the admin listener has no TLS."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise FailedPrecondition(f"--admin-listen {listen!r} is no HOST:PORT")
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise FailedPrecondition(
+            f"--admin-listen {listen}: the admin RPC has no TLS in this build and is served on loopback addresses "
+            "alone; use 127.0.0.1, [::1] or localhost, or forward the Unix socket"
+        )

@@ -1,0 +1,262 @@
+"""The operations of a session: protobuf in, one call of the cache manager, protobuf out; no other module converts.
+
+Invariant: an operation is refused alone and changes nothing (a bad sequence of a report: that sequence alone); the
+tenant comes from the verified grant and never from a field. Called by the session service on the event loop, one at
+a time. It holds no state of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachemgr.clocks import Clocks
+from cachemgr.grants import GrantSigner
+from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
+from cachemgr.keys import CacheKey, Scope, derive_root
+from cachemgr.manager import CacheManager
+from cachemgr.results import CopyPlan, Reported, SequenceReport
+from cachemgr.sessions import Sessions
+from cachemgr.tenants import Tenants
+from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unimplemented
+from common.interceptors import failure_fields
+from common.layout import KvDtype, KvLayout
+from common.tokens import pack_tokens, unpack_tokens
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+
+MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_DECODER_NAME_CHARACTERS: Final = 64
+MAX_PRIORITY: Final = 100
+MAX_SAMPLE: Final = 2**16
+MAX_BRANCHES: Final = 256
+MAX_COUNT: Final = 2**40  # per message; keeps every counter within 64 bits for longer than any daemon lives
+MAX_WANTED: Final = 2**31 - 2
+
+
+class Operations:
+    """What a decoder may ask of the manager once it is attached."""
+
+    def __init__(self, *, tenants: Tenants, signer: GrantSigner, sessions: Sessions, clocks: Clocks) -> None:
+        self._tenants = tenants
+        self._signer = signer
+        self._sessions = sessions
+        self._clocks = clocks
+
+    def acquire(
+        self, manager: CacheManager, session: SessionId, request: cache_pb2.AcquireRequest
+    ) -> cache_pb2.SessionResponse:
+        """Lease the blocks of a prompt; on a full pool other sessions are asked for their unused credit."""
+        tenant, root = self._tenant_and_root(request)
+        tokens = request.tokens
+        if not tokens:
+            raise InvalidArgument("acquire.tokens", "is empty; a prompt has at least one token")
+        unpack_tokens(tokens, "acquire.tokens")
+        _check_text("acquire.request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
+        _check_most("acquire.sample", request.sample, MAX_SAMPLE)
+        _check_most("acquire.priority", request.priority, MAX_PRIORITY)
+        try:
+            acquired = manager.acquire(
+                session,
+                tenant=tenant,
+                root=root,
+                tokens=tokens,
+                request_id=request.request_id,
+                sample=request.sample,
+                no_read=request.no_read,
+                no_store=request.no_store,
+                resumed=request.resumed,
+                priority=request.priority,
+                now_ns=self._clocks.steady_ns(),
+            )
+        except ResourceExhausted as error:
+            if error.reason == "POOL_FULL":
+                self._sessions.reclaim(session, error.needed - error.usable, from_asking=True)
+            raise
+        return cache_pb2.SessionResponse(
+            acquire=cache_pb2.AcquireResponse(
+                lease_id=acquired.lease_id,
+                blocks=pack_tokens(acquired.blocks),
+                cached_tokens=acquired.cached_tokens,
+                copy=_copy_message(acquired.copy),
+                tenant=tenant,
+            )
+        )
+
+    def report(
+        self,
+        manager: CacheManager,
+        session: SessionId,
+        request: cache_pb2.ReportRequest,
+        applied_revision: int,
+    ) -> cache_pb2.SessionResponse:
+        """Take what a step did; sequences that are malformed lose their lease, the others are done."""
+        returned = unpack_blocks(request.returned_blocks, "report.returned_blocks")
+        for name in ("generated_tokens", "preemptions"):
+            _check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
+        wanted = min(request.wanted_blocks, MAX_WANTED)
+        sequences, malformed = _sequences(request)
+        done = manager.report(
+            session,
+            sequences,
+            returned=returned,
+            wanted=wanted,
+            generated_tokens=request.generated_tokens,
+            preemptions=request.preemptions,
+            queued=request.queued_requests,
+            applied_revision=applied_revision,
+            now_ns=self._clocks.steady_ns(),
+        )
+        self._sessions.reported(session)
+        self._relieve(session, wanted, done.credit)
+        return cache_pb2.SessionResponse(
+            revision=done.revision, credit=pack_tokens(done.credit), report=_report_message(done, malformed)
+        )
+
+    def fork(
+        self, manager: CacheManager, session: SessionId, request: cache_pb2.ForkRequest
+    ) -> cache_pb2.SessionResponse:
+        """Make branches of a sequence: all of them, or none where there is no room."""
+        if not 1 <= len(request.samples) <= MAX_BRANCHES:
+            raise InvalidArgument("fork.samples", f"has {len(request.samples)} entries; allowed are 1..{MAX_BRANCHES}")
+        for sample in request.samples:
+            _check_most("fork.samples", sample, MAX_SAMPLE)
+        branches = manager.fork(
+            session, LeaseId(request.lease_id), list(request.samples), request.num_tokens, self._clocks.steady_ns()
+        )
+        return cache_pb2.SessionResponse(
+            fork=cache_pb2.ForkResponse(
+                branches=[
+                    cache_pb2.Branch(
+                        lease_id=branch.lease_id, blocks=pack_tokens(branch.blocks), copy=_copy_message(branch.copy)
+                    )
+                    for branch in branches
+                ]
+            )
+        )
+
+    def credit(
+        self, manager: CacheManager, session: SessionId, request: cache_pb2.CreditRequest
+    ) -> cache_pb2.SessionResponse:
+        """Hand blocks out ahead of need, as many of the wanted as can be had."""
+        wanted = min(request.wanted_blocks, MAX_WANTED)
+        granted = manager.credit(session, wanted, self._clocks.steady_ns())
+        self._relieve(session, wanted, granted)
+        return cache_pb2.SessionResponse(
+            credit=pack_tokens(granted), credit_granted=cache_pb2.CreditResponse(granted_blocks=granted.size)
+        )
+
+    def _relieve(self, session: SessionId, wanted: int, granted: BlockArray) -> None:
+        """A session that got nothing at all shall not starve on what others hold unused."""
+        if wanted and not granted.size:
+            self._sessions.reclaim(session, wanted, from_asking=False)
+
+    def _tenant_and_root(self, request: cache_pb2.AcquireRequest) -> tuple[TenantId, bytes]:
+        """Who asks, proven by the grant and a key that still counts, and the root of the tree to look in."""
+        grant = self._signer.verify(request.grant, self._clocks.steady_ns())
+        self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns())
+        return grant.tenant, derive_root(self._tenants.secret(grant.tenant), _cache_key(request.key))
+
+
+def layout_of(message: common_pb2.KvLayout) -> KvLayout:
+    """The layout of an attach. Raises InvalidArgument where no kernel could serve it."""
+    try:
+        return KvLayout(
+            num_layers=message.num_layers,
+            num_kv_heads=message.num_kv_heads,
+            head_dim=message.head_dim,
+            block_tokens=message.block_tokens,
+            dtype=KvDtype(message.dtype),
+            quantization=message.quantization,
+            version=message.version,
+        )
+    except ValueError as error:
+        raise InvalidArgument("attach.layout", str(error)) from None
+
+
+def check_decoder(request: cache_pb2.AttachRequest) -> None:
+    """Raises InvalidArgument where an attach names no process or no proper decoder name."""
+    _check_text("attach.decoder_name", request.decoder_name, MAX_DECODER_NAME_CHARACTERS)
+    if request.process_id < 1:
+        raise InvalidArgument("attach.process_id", f"is {request.process_id}; allowed are numbers above 0")
+
+
+def failure_of(error: TesseraError) -> cache_pb2.Failure:
+    """The message of an error."""
+    return cache_pb2.Failure(**failure_fields(error))
+
+
+def unpack_blocks(data: bytes, field: str) -> BlockArray:
+    """Block ids of a field, int32 [n], all >= 1. Raises InvalidArgument; the manager checks whose they are."""
+    blocks = unpack_tokens(data, field)
+    if blocks.size and int(blocks.min()) < 1:
+        raise InvalidArgument(field, "holds the null block; allowed are ids of the session's credit")
+    return blocks
+
+
+def _sequences(request: cache_pb2.ReportRequest) -> tuple[list[SequenceReport], dict[LeaseId, TesseraError]]:
+    """What the manager is told, and the leases whose report was malformed: those are released."""
+    sequences: list[SequenceReport] = []
+    malformed: dict[LeaseId, TesseraError] = {}
+    for number, message in enumerate(request.sequences):
+        lease = LeaseId(message.lease_id)
+        try:
+            taken = unpack_blocks(message.taken_blocks, f"report.sequences[{number}].taken_blocks")
+            unpack_tokens(message.tokens, f"report.sequences[{number}].tokens")
+        except InvalidArgument as error:
+            malformed[lease] = error
+            sequences.append(SequenceReport(lease, release=True))
+            continue
+        sequences.append(
+            SequenceReport(lease, taken, message.tokens, message.sealed_tokens, message.copied, message.release)
+        )
+    return sequences, malformed
+
+
+def _report_message(done: Reported, malformed: dict[LeaseId, TesseraError]) -> cache_pb2.ReportResponse:
+    refused = {**{refusal.lease_id: refusal.error for refusal in done.refusals}, **malformed}
+    return cache_pb2.ReportResponse(
+        replacements=[
+            cache_pb2.TableReplacement(
+                lease_id=item.lease_id, first_index=item.first_index, blocks=pack_tokens(item.blocks)
+            )
+            for item in done.replacements
+        ],
+        refusals=[
+            cache_pb2.SequenceRefusal(lease_id=lease, failure=failure_of(error)) for lease, error in refused.items()
+        ],
+    )
+
+
+def _cache_key(message: common_pb2.CacheKey) -> CacheKey:
+    if message.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE):
+        raise Unimplemented("acquire.key.scope: this build serves the private scope alone")
+    return CacheKey(
+        weights_digest=message.weights_digest,
+        revision=message.revision,
+        adapter_digest=message.adapter_digest,
+        tokenizer_digest=message.tokenizer_digest,
+        position_digest=message.position_digest,
+        attention_digest=message.attention_digest,
+        kv_dtype=message.kv_dtype,
+        kv_quantization=message.kv_quantization,
+        layout_version=message.layout_version,
+        multimodal_digests=tuple(message.multimodal_digests),
+        scope=Scope.PRIVATE,
+        scope_name=message.scope_name,
+    )
+
+
+def _copy_message(plan: CopyPlan | None) -> cache_pb2.CopyPlan | None:
+    if plan is None:
+        return None
+    return cache_pb2.CopyPlan(source=plan.source, target=plan.target, num_tokens=plan.num_tokens)
+
+
+def _check_text(field: str, text: str, most: int) -> None:
+    if not 1 <= len(text) <= most or not text.isprintable():
+        raise InvalidArgument(field, f"allowed are 1..{most} printable characters")
+
+
+def _check_most(field: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidArgument(field, f"is {value}; allowed is at most {most}")

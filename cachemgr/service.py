@@ -1,0 +1,169 @@
+"""The gRPC services that decoders and gateways call: `CacheService.Session` and `CredentialService`.
+
+Invariant: a stream's operations are run one after the other, each to its end, on the one event loop, and answered in
+order; whatever ends the stream ends the session. It converts nothing (`operations.py`) and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from cachemgr.arena.handoff import Handoff
+from cachemgr.clocks import Clocks
+from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
+from cachemgr.ids import SessionId
+from cachemgr.operations import Operations, check_decoder, failure_of, layout_of
+from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.sessions import Connection, Sessions
+from cachemgr.tenants import Tenants
+from common.errors import FailedPrecondition, InvalidArgument, TesseraError
+from common.faults import Faults
+from common.logs import get_logger
+from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
+
+CACHE_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
+CREDENTIAL_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CredentialService"].full_name
+
+
+class MessageFaults:
+    """The knobs that delay or drop an operation by its name; without faults it does nothing."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._delays = faults.delay_message
+        self._drops = dict(faults.drop_message)
+
+    async def pass_on(self, operation: str) -> bool:
+        """Wait as long as the knob says; False where the operation shall be lost."""
+        if operation in self._delays:
+            await asyncio.sleep(self._delays[operation])
+        if operation in self._drops:
+            self._drops[operation] -= 1
+            return self._drops[operation] != 0
+        return True
+
+
+class CacheService(cache_pb2_grpc.CacheServiceServicer):
+    """One stream is one session of one decoder."""
+
+    def __init__(
+        self, *, owner: PoolOwner, sessions: Sessions, handoff: Handoff, operations: Operations, faults: Faults
+    ) -> None:
+        self._owner = owner
+        self._sessions = sessions
+        self._handoff = handoff
+        self._operations = operations
+        self._faults = MessageFaults(faults)
+
+    async def Session(  # noqa: N802 - the name of the RPC
+        self, request_iterator: AsyncIterator[cache_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[cache_pb2.SessionResponse]:
+        """Serve a decoder until either side ends the stream."""
+        connection = Connection()
+        # The generator may be left suspended when a call dies in mid-send; this callback comes in every case.
+        context.add_done_callback(lambda _: self._sessions.end(connection))
+        reading = asyncio.create_task(self._read(connection, request_iterator))
+        try:
+            while (response := await connection.outbox.get()) is not None:
+                yield response
+            if reading.done():
+                reading.result()
+            elif self._owner.draining:
+                raise draining_error()
+        finally:
+            reading.cancel()
+            self._sessions.end(connection)
+
+    async def _read(self, connection: Connection, requests: AsyncIterator[cache_pb2.SessionRequest]) -> None:
+        """Run operations until the decoder closes its side, or breaks the protocol."""
+        try:
+            async for request in requests:
+                if request.sequence <= connection.last_sequence:
+                    raise InvalidArgument(
+                        "sequence", f"is {request.sequence} after {connection.last_sequence}; it must grow from 1"
+                    )
+                connection.last_sequence = request.sequence
+                if not await self._faults.pass_on(request.WhichOneof("operation") or ""):
+                    continue
+                response = self._run(connection, request)
+                response.sequence = request.sequence
+                response.revision = response.revision or self._owner.revision
+                response.epoch = self._owner.epoch
+                await connection.outbox.put(response)
+                if connection.closed:
+                    return
+        finally:
+            self._sessions.end(connection)
+
+    def _run(self, connection: Connection, request: cache_pb2.SessionRequest) -> cache_pb2.SessionResponse:
+        """Run one operation; a refusal becomes the answer and changes nothing."""
+        operation = request.WhichOneof("operation")
+        try:
+            if operation == "attach":
+                return self._attach(connection, request.attach)
+            if connection.session is None:
+                raise FailedPrecondition("the first operation of a stream is attach", reason="NOT_ATTACHED")
+            return self._run_attached(connection.session, operation, request)
+        except TesseraError as error:
+            get_logger().info("operation_refused", session=connection.session, operation=operation, reason=error.reason)
+            return cache_pb2.SessionResponse(failure=failure_of(error))
+
+    def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:
+        if connection.session is not None:
+            raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
+        self._owner.refuse_if_draining()
+        check_decoder(request)
+        layout = layout_of(request.layout)
+        manager = self._owner.settle(request.protocol_version, layout)
+        session = self._sessions.attach(connection, manager, request.decoder_name, request.process_id)
+        return cache_pb2.SessionResponse(
+            attach=cache_pb2.AttachResponse(
+                session_id=session,
+                arena_token=self._handoff.offer(session, request.process_id),
+                num_blocks=self._owner.num_blocks,
+                layout_fingerprint=layout.fingerprint(),
+            )
+        )
+
+    def _run_attached(
+        self, session: SessionId, operation: str | None, request: cache_pb2.SessionRequest
+    ) -> cache_pb2.SessionResponse:
+        manager = self._owner.require()
+        match operation:
+            case "acquire":
+                if not request.acquire.resumed:  # what runs may still come to its end
+                    self._owner.refuse_if_draining()
+                return self._operations.acquire(manager, session, request.acquire)
+            case "report":
+                return self._operations.report(manager, session, request.report, request.applied_revision)
+            case "fork":
+                return self._operations.fork(manager, session, request.fork)
+            case "credit":
+                return self._operations.credit(manager, session, request.credit)
+            case "abort_result":
+                answer = request.abort_result
+                self._sessions.abort_answered(session, answer.abort_id, found=answer.found)
+                return cache_pb2.SessionResponse()
+            case _:
+                raise InvalidArgument("operation", "is not set, or not one of this build")
+
+
+class CredentialService(cache_pb2_grpc.CredentialServiceServicer):
+    """Turns tenant keys into grants."""
+
+    def __init__(self, *, tenants: Tenants, signer: GrantSigner, clocks: Clocks) -> None:
+        self._tenants = tenants
+        self._signer = signer
+        self._clocks = clocks
+
+    async def Authenticate(  # noqa: N802 - the name of the RPC
+        self, request: cache_pb2.AuthenticateRequest, _context: Any
+    ) -> cache_pb2.AuthenticateResponse:
+        """The tenant of a key, and the grant that proves it."""
+        identity = self._tenants.authenticate(request.key, self._clocks.wall_ns())
+        return cache_pb2.AuthenticateResponse(
+            tenant=identity.tenant,
+            grant=self._signer.issue(identity.tenant, identity.key_id, self._clocks.steady_ns()),
+            expires_in_seconds=GRANT_VALIDITY_NS / 1e9,
+        )
