@@ -109,7 +109,7 @@ class Admin:
 
 
 class Node:
-    """One node; `options` and `faults` go to every process. The defaults are R32 of the cases: 32 blocks of 16, fp32."""
+    """One node; `options` and `faults` go to every process. The defaults are R32: 32 blocks of 16 tokens, fp32."""
 
     def __init__(
         self,
