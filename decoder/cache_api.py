@@ -1,0 +1,200 @@
+"""What the engine says to a cache manager and what comes back: typed values and the `CacheClient` protocol.
+
+Commands go out through `CacheClient.send` and never wait; answers and pushes come back as events through the `post`
+callable given to `start`, in the order of the session. Invariant: a command carries the session it was made for, and a
+client drops commands of any other session, so that nothing said to a lost session reaches a new one. No protobuf here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import TesseraError
+from decoder.sequence import CopyPlan, IntArray, LeaseId, SequenceId
+
+Arena = NDArray[Any]  # float32 or uint16 [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim]
+POOL_FULL = "POOL_FULL"
+
+
+def _no_blocks() -> IntArray:
+    return np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lease the blocks of all `tokens` (packed little-endian int32) for a sequence."""
+
+    sequence_id: SequenceId
+    grant: bytes = field(repr=False)
+    tokens: bytes = field(repr=False)
+    request_id: str
+    sample: int
+    no_read: bool
+    no_store: bool
+    resumed: bool
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceReport:
+    """What one sequence did since its last report. `sealed_tokens` 0 means no news; `tokens` are packed."""
+
+    lease: LeaseId
+    taken_blocks: IntArray = field(default_factory=_no_blocks)
+    tokens: bytes = field(default=b"", repr=False)
+    sealed_tokens: int = 0
+    copied: bool = False
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The one message of a step."""
+
+    sequences: tuple[SequenceReport, ...]
+    returned: IntArray
+    wanted: int
+    generated_tokens: int
+    preemptions: int
+    queued: int
+    applied_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Make one branch for each of `samples`, sharing the first `num_tokens` tokens of `lease`."""
+
+    sequence_id: SequenceId
+    lease: LeaseId
+    samples: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortDone:
+    """Answers an abort."""
+
+    abort_id: int
+    found: bool
+
+
+Command = Acquire | Report | Fork | AbortDone
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A session is there and its arena is mapped."""
+
+    session: int
+    num_blocks: int
+    arena: Arena
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session is over, with every lease and all credit. Nothing is written any more once `resume` is called."""
+
+    session: int
+    error: TesseraError
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """Answers Acquire: a lease, or an error that changed nothing."""
+
+    sequence_id: SequenceId
+    lease: LeaseId
+    blocks: IntArray
+    cached_tokens: int
+    copy: CopyPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRefused:
+    """Answers Acquire with an error; the daemon changed nothing."""
+
+    sequence_id: SequenceId
+    error: TesseraError
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Use `blocks` from `first_index` of the lease's table on."""
+
+    lease: LeaseId
+    first_index: int
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Answers Report. `wanted` repeats the report's; `refused` leases are over."""
+
+    wanted: int
+    granted: IntArray
+    replacements: tuple[Replacement, ...]
+    refused: tuple[tuple[LeaseId, TesseraError], ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One branch of a fork."""
+
+    lease: LeaseId
+    blocks: IntArray
+    copy: CopyPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Answers Fork: the branches in order, or none where there was no room."""
+
+    sequence_id: SequenceId
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAsked:
+    """The operator wants a request ended."""
+
+    abort_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """Blocks that came with another message than a report's answer."""
+
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class CreditReclaimed:
+    """The daemon wants unused credit back."""
+
+    num_blocks: int
+
+
+Event = Attached | Lost | Acquired | AcquireRefused | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed
+
+
+class CacheClient(Protocol):
+    """One session after the other with a cache manager. Every method may be called from the engine's thread."""
+
+    def start(self, post: Callable[[Event], None]) -> None:
+        """Begin; events go to `post`, which never blocks, from any thread."""
+
+    def send(self, session: int, command: Command) -> None:
+        """Send a command of `session`; dropped silently if that session is over. Never waits."""
+
+    def abandon(self, session: int) -> None:
+        """End a session whose state cannot be trusted any more; `Lost` follows."""
+
+    def resume(self) -> None:
+        """The engine has stopped writing to the lost arena: a new session may be opened."""

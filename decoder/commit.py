@@ -1,0 +1,197 @@
+"""From logits to the state of sequences. Owns what a drawn token changes, and how a prompt fans out into samples.
+
+Invariant: a token is drawn at a position once; a sample that ended leaves the scheduler, its lease goes to the reporter
+and its request is told, in one go. Called by the engine's thread; it sends nothing and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import Internal, TesseraError
+from decoder.cache_api import Arena, Branch, Fork
+from decoder.outputs import EndReason
+from decoder.penalties import SeenTokens
+from decoder.reporting import Reporter
+from decoder.requests import ActiveRequest, RequestTable
+from decoder.runner import StepModel, Work
+from decoder.sampler import Draw, Drawn, sample, seen_by
+from decoder.scheduler import Scheduler
+from decoder.sequence import Sequence, SequenceId, SequenceState
+
+NO_IDS: frozenset[int] = frozenset()
+
+
+class Committer:
+    """Applies what a step brought. Keeps the branches whose leases are on their way."""
+
+    def __init__(self, model: StepModel, scheduler: Scheduler, requests: RequestTable, reporter: Reporter) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._requests = requests
+        self._reporter = reporter
+        self._branches: dict[SequenceId, list[Sequence]] = {}
+        self._last_id = 0
+
+    def new_sequence(self, active: ActiveRequest, index: int, arrival: int, *, is_trunk: bool) -> Sequence:
+        """A sequence for one sample (or the trunk of several) of a request."""
+        self._last_id += 1
+        sequence = Sequence(SequenceId(self._last_id), active.request, index, arrival, is_trunk=is_trunk)
+        self._requests.add_sequence(active, sequence)
+        return sequence
+
+    # ---- ends
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence is over, whatever its state: no further step computes it and its blocks go back."""
+        if sequence.state is SequenceState.RUNNING:
+            self._reporter.release(sequence)
+        self._scheduler.remove(sequence)
+        self._requests.drop_sequence(sequence)
+
+    def end_request(self, active: ActiveRequest) -> None:
+        """Every sequence of a request is over."""
+        for sequence in list(active.sequences):
+            self.leave(sequence)
+
+    def fail_request(self, active: ActiveRequest, error: TesseraError) -> None:
+        """A request ends with an error."""
+        self.end_request(active)
+        self._requests.fail(active, error)
+
+    def fail_sequence(self, sequence: Sequence, error: TesseraError) -> None:
+        """The request of a sequence ends with an error, unless it has ended already."""
+        if sequence.state is not SequenceState.FINISHED:
+            self.fail_request(self._requests.of(sequence), error)
+
+    # ---- one step
+
+    def run_copies(self, sequences: Rows[Sequence], arena: Arena) -> None:
+        """Run the copy-on-write plans of sequences that were just admitted."""
+        ready = [(sequence, sequence.copy) for sequence in sequences if sequence.state is SequenceState.RUNNING]
+        plans = [(sequence, plan) for sequence, plan in ready if plan is not None]
+        if plans:
+            columns = np.array([(plan.source, plan.target, plan.num_tokens) for _, plan in plans], np.int32).T.copy()
+            self._model.copy_blocks(arena, columns[0], columns[1], columns[2])
+        for sequence, _ in plans:
+            sequence.copy = None
+            sequence.copied = True
+            self._requests.of(sequence).cow_copies += 1
+
+    def draw(self, work: Work, logits: NDArray[np.float32]) -> list[tuple[Sequence, int, Drawn]]:
+        """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn)."""
+        draws: list[Draw] = []
+        owners: list[tuple[Sequence, int]] = []
+        for row, sequence in enumerate(work.sampled):
+            request = sequence.request
+            active = self._requests.of(sequence)
+            seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
+            seen = seen_by(seen, request.sampling, sequence.tokens, sequence.num_prompt)
+            sequence.penalties = seen
+            masked = request.stopping.stop_ids if sequence.num_generated < request.stopping.min_tokens else NO_IDS
+            for index in sorted(active.open_samples) if sequence.is_trunk else (sequence.sample,):
+                draws.append(
+                    Draw(row, request.sampling, index, sequence.num_tokens, masked, seen, request.num_logprobs)
+                )
+                owners.append((sequence, index))
+        drawn = sample(logits, draws)
+        return [(sequence, index, one) for (sequence, index), one in zip(owners, drawn, strict=True)]
+
+    def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]]) -> list[Fork]:
+        """The step has finished: count what is computed, give the tokens out; the forks that are to be asked for."""
+        for sequence, count in work.parts:
+            sequence.num_computed += count
+        forks: list[Fork] = []
+        trunks: dict[SequenceId, list[tuple[int, Drawn]]] = {}
+        for sequence, index, drawn in draws:
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            if drawn.token is None:
+                self.fail_sequence(sequence, Internal("the model gave numbers that are not finite"))
+            elif sequence.is_trunk:
+                trunks.setdefault(sequence.sequence_id, []).append((index, drawn))
+            elif self._gain(self._requests.of(sequence), index, drawn, sequence.num_generated + 1):
+                sequence.append_token(drawn.token)
+            else:
+                self.leave(sequence)
+        for sequence in work.sampled:
+            firsts = trunks.get(sequence.sequence_id)
+            if firsts is not None and sequence.state is SequenceState.RUNNING:
+                forks += self._fan_out(sequence, firsts)
+        return forks
+
+    def _gain(self, active: ActiveRequest, index: int, drawn: Drawn, num_generated: int) -> bool:
+        # Tells a token; False where it is the sample's last.
+        token, stopping = drawn.token, active.request.stopping
+        if token is None:
+            return False
+        self._reporter.generated_tokens += 1
+        self._requests.gain(active, index, token, drawn.logprobs)
+        if token in stopping.stop_ids and num_generated > stopping.min_tokens:
+            self._requests.end_sample(active, index, EndReason.STOP, token)
+        elif num_generated >= stopping.max_tokens:
+            self._requests.end_sample(active, index, EndReason.LENGTH, None)
+        else:
+            return True
+        return False
+
+    def _fan_out(self, trunk: Sequence, firsts: Rows[tuple[int, Drawn]]) -> list[Fork]:
+        # The first sample that goes on keeps the trunk and its lease, the others become branches of it.
+        active = self._requests.of(trunk)
+        alive = [(index, drawn.token) for index, drawn in firsts if self._gain(active, index, drawn, 1)]
+        trunk.is_trunk = False
+        trunk.penalties = None
+        if not alive:
+            self.leave(trunk)
+            return []
+        trunk.sample, first = alive[0][0], alive[0][1]
+        num_prompt = trunk.num_tokens
+        if first is not None:
+            trunk.append_token(first)
+        branches = []
+        for index, token in alive[1:]:
+            branch = self.new_sequence(active, index, trunk.rank[1], is_trunk=False)
+            branch.admitted = True
+            if token is not None:
+                branch.append_token(token)
+            branches.append(branch)
+        kept = self._scheduler.promise_places(len(branches))
+        for branch in branches[kept:]:
+            self._scheduler.enqueue(branch)
+        lease = trunk.lease
+        if not kept or lease is None:
+            return []
+        for branch in branches[:kept]:
+            branch.state = SequenceState.FORKING
+        self._branches[trunk.sequence_id] = branches[:kept]
+        self._reporter.note(trunk)
+        samples = tuple(branch.sample for branch in branches[:kept])
+        return [Fork(trunk.sequence_id, lease, samples, num_prompt)]
+
+    # ---- branches
+
+    def add_branches(self, trunk: SequenceId, answer: Rows[Branch]) -> list[Sequence]:
+        """A fork was answered: the branches that run now. Without room they wait in the queue as they are."""
+        branches = self._branches.pop(trunk, [])
+        if not answer:
+            self._scheduler.drop_promise(len(branches))
+            for branch in branches:
+                if branch.state is SequenceState.FORKING:
+                    self._scheduler.enqueue(branch)
+            return []
+        running = []
+        for branch, lease in zip(branches, answer, strict=True):
+            if branch.state is SequenceState.FORKING:
+                self._scheduler.add_branch(branch, lease.lease, lease.blocks, lease.copy)
+                running.append(branch)
+            else:
+                self._scheduler.drop_promise(1)
+                self._reporter.release_unused(lease.lease)
+        return running
+
+    def clear(self) -> None:
+        """Forget the forks that are on their way: the session is gone."""
+        self._branches.clear()

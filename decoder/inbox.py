@@ -1,0 +1,39 @@
+"""The one way into the engine from other threads. Owns the order of what comes in.
+
+Invariant: nothing is lost or reordered, and a waiting engine wakes for each item. `put` never blocks, so that it may be
+called from an event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Inbox(Generic[Item]):
+    """A queue for many writers and one reader that waits passively."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._ready = threading.Condition()
+
+    def put(self, item: Item) -> None:
+        """Add an item and wake the reader."""
+        with self._ready:
+            self._items.append(item)
+            self._ready.notify()
+
+    def take(self) -> Item | None:
+        """The oldest item, or None."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """Wait until there is an item; False if the time passed first. None waits for ever."""
+        with self._ready:
+            return self._ready.wait_for(lambda: bool(self._items), timeout_seconds)

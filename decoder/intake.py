@@ -1,0 +1,283 @@
+"""What comes in from outside the loop, and what it changes: messages of gateways and events of the cache session.
+
+Invariant: every message is legal in every state (late, repeated, or for something that has ended), and after a message
+the books are whole. Called by the engine's thread between steps; it computes nothing and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.errors import Aborted, AlreadyExists, Internal, ResourceExhausted, TesseraError, Unavailable
+from common.logs import get_logger
+from decoder.cache_api import (
+    POOL_FULL,
+    AbortAsked,
+    AbortDone,
+    Acquired,
+    AcquireRefused,
+    Arena,
+    Attached,
+    CacheClient,
+    CreditGranted,
+    CreditReclaimed,
+    Event,
+    Forked,
+    Lost,
+    Reported,
+)
+from decoder.commit import Committer
+from decoder.outputs import Sink
+from decoder.reporting import Reporter
+from decoder.requests import ActiveRequest, RequestTable
+from decoder.runner import StepModel
+from decoder.scheduler import Scheduler
+from decoder.sequence import Request, RequestNumber, Sequence, SequenceState
+
+RETRY_HINT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request, with the time it came."""
+
+    request: Request
+    sink: Sink
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request, or one sample of it."""
+
+    sink: Sink
+    number: RequestNumber
+    sample: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """How far a request's client has read."""
+
+    sink: Sink
+    number: RequestNumber
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """A sink is gone."""
+
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """No new requests from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End everything with an error."""
+
+    error: TesseraError
+
+
+_SESSION_EVENTS = (Acquired, AcquireRefused, Reported, Forked, CreditGranted, CreditReclaimed)
+Message = Submit | Cancel | Consumed | Disconnect | Drain | Stop
+
+
+class Intake:
+    """Handles one message after the other; owns the session and its arena."""
+
+    def __init__(
+        self,
+        *,
+        model: StepModel,
+        client: CacheClient,
+        scheduler: Scheduler,
+        requests: RequestTable,
+        reporter: Reporter,
+        committer: Committer,
+        max_queue: int,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self.session: int | None = None
+        self.arena: Arena | None = None
+        self.copies: list[Sequence] = []  # admitted sequences whose copy plans are to be run
+        self.is_draining = False
+        self.is_stopped = False
+        self._model = model
+        self._client = client
+        self._scheduler = scheduler
+        self._requests = requests
+        self._reporter = reporter
+        self._committer = committer
+        self._max_queue = max_queue
+        self._clock_ns = clock_ns
+        self._arrivals = 0
+        self._log = get_logger()
+
+    def handle(self, message: Message | Event) -> None:
+        """Apply one message."""
+        if self.session is None and isinstance(message, _SESSION_EVENTS):
+            return  # it was on its way when the session's books were given up
+        match message:
+            case Submit():
+                self._submit(message)
+            case Cancel():
+                self._cancel(message)
+            case Consumed(sink, number, tokens):
+                active = self._requests.find(sink, number)
+                if active is not None:
+                    self._requests.read(active, tokens)
+            case Disconnect(sink):
+                for active in self._requests.all():
+                    if active.sink is sink:
+                        self._committer.end_request(active)
+                        self._requests.forget(active)
+                self._requests.silence([sink])
+            case Drain():
+                self.is_draining = True
+            case Stop(error):
+                self.is_draining = self.is_stopped = True
+                self._fail_all(error)
+            case Acquired():
+                self._acquired(message)
+            case AcquireRefused():
+                self._refused(message)
+            case Reported():
+                self._reported(message)
+            case Forked(sequence_id, branches):
+                self.copies += self._committer.add_branches(sequence_id, branches)
+            case CreditGranted(blocks):
+                self._scheduler.credit.grant(blocks.tolist())
+            case CreditReclaimed(num_blocks):
+                self._scheduler.credit.reclaim(num_blocks)
+            case AbortAsked():
+                self._abort(message)
+            case Attached(session, num_blocks, arena):
+                self.session, self.arena = session, arena
+                self._scheduler.num_blocks = num_blocks
+                self._log.info("session_attached", session=session, blocks=num_blocks)
+            case Lost(_, error):
+                self.lose_session(error)
+                self._client.resume()
+
+    def lose_session(self, error: TesseraError) -> None:
+        """Every lease is gone: end all requests with `error` and forget what belonged to the session."""
+        self.session = self.arena = None
+        self._fail_all(error)
+        self._scheduler.clear()
+        self._reporter.clear()
+        self._committer.clear()
+        self.copies = []
+
+    def _fail_all(self, error: TesseraError) -> None:
+        for active in self._requests.all():
+            self._committer.fail_request(active, error)
+
+    # ---- gateways
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            active = self._open(message)
+        except TesseraError as error:
+            self._requests.refuse(message.sink, message.request.number, error)
+            return
+        self._arrivals += 1
+        is_trunk = message.request.sampling.num_samples > 1
+        self._scheduler.enqueue(self._committer.new_sequence(active, 0, self._arrivals, is_trunk=is_trunk))
+
+    def _open(self, message: Submit) -> ActiveRequest:
+        request, scheduler = message.request, self._scheduler
+        if self._requests.find(message.sink, request.number) is not None:
+            raise AlreadyExists("this stream has a request of that number already", reason="REQUEST_NUMBER_IN_USE")
+        if self.is_draining:
+            raise Unavailable("the decoder is shutting down", reason="DRAINING")
+        if self.session is None:
+            raise Unavailable("the decoder has no cache manager now", reason="NO_CACHE_MANAGER")
+        first_growth = 1 if request.stopping.max_tokens > 1 else 0
+        needed = scheduler.blocks_for(len(request.prompt) + first_growth)
+        if needed > scheduler.num_blocks:
+            raise ResourceExhausted(
+                f"a prompt of {len(request.prompt)} tokens needs {needed} blocks; the pool has {scheduler.num_blocks}",
+                subject="blocks", needed=needed, usable=scheduler.num_blocks, reason="EXCEEDS_POOL",
+            )  # fmt: skip
+        bound = self._max_queue + max(0, scheduler.free_places)
+        if len(scheduler.waiting) >= bound:
+            raise ResourceExhausted(
+                "the queue of the decoder is full", subject="queue", needed=len(scheduler.waiting) + 1,
+                usable=self._max_queue, reason="QUEUE_FULL", retry_after_seconds=RETRY_HINT_SECONDS,
+            )  # fmt: skip
+        return self._requests.open(request, message.sink, message.arrived_ns)
+
+    def _cancel(self, message: Cancel) -> None:
+        active = self._requests.find(message.sink, message.number)
+        if active is None:
+            return
+        samples = sorted(active.open_samples) if message.sample is None else [message.sample]
+        for index in samples:
+            if index not in active.open_samples:
+                continue
+            for sequence in list(active.sequences):
+                if not sequence.is_trunk and sequence.sample == index:
+                    self._committer.leave(sequence)
+            if len(active.open_samples) == 1:
+                self._committer.end_request(active)  # the trunk too
+            self._requests.leave_sample(active, index)
+
+    # ---- the cache session
+
+    def _abort(self, message: AbortAsked) -> None:
+        found = [active for active in self._requests.all() if active.request.request_id == message.request_id]
+        for active in found:
+            self._committer.fail_request(active, Aborted("the operator ended this request"))
+        if self.session is not None:
+            self._client.send(self.session, AbortDone(message.abort_id, bool(found)))
+
+    def _acquired(self, message: Acquired) -> None:
+        sequence = self._scheduler.acquiring
+        if sequence is None or sequence.sequence_id != message.sequence_id:
+            raise Internal("an acquire was answered that is not on its way")
+        if sequence.state is SequenceState.FINISHED:
+            self._scheduler.refuse()
+            self._reporter.release_unused(message.lease)
+            return
+        self._scheduler.admit(message.lease, message.blocks, message.cached_tokens, message.copy)
+        sequence.admitted = True
+        self._requests.of(sequence).admit(message.cached_tokens, self._clock_ns())
+        self.copies.append(sequence)
+
+    def _refused(self, message: AcquireRefused) -> None:
+        sequence = self._scheduler.acquiring
+        if sequence is None or sequence.sequence_id != message.sequence_id:
+            raise Internal("an acquire was answered that is not on its way")
+        if sequence.state is SequenceState.FINISHED:
+            self._scheduler.refuse()
+        elif isinstance(message.error, ResourceExhausted) and message.error.reason == POOL_FULL:
+            self._scheduler.refuse_full()
+        else:
+            active = self._requests.of(sequence)
+            self._scheduler.refuse()
+            self._requests.drop_sequence(sequence)
+            self._committer.fail_request(active, message.error)
+
+    def _reported(self, message: Reported) -> None:
+        credit = self._scheduler.credit
+        credit.grant(message.granted.tolist())
+        credit.answered(message.wanted, len(message.granted))
+        if message.replacements or message.refused:
+            holders = {sequence.lease: sequence for sequence in self._scheduler.running}
+            for replacement in message.replacements:
+                holder = holders.get(replacement.lease)
+                if holder is not None:
+                    holder.replace_blocks(replacement.first_index, replacement.blocks)
+            for lease, error in message.refused:
+                holder = holders.get(lease)
+                self._log.error("lease_refused", reason=error.reason)
+                if holder is not None:
+                    holder.drop_lease()
+                    self._committer.fail_sequence(holder, Internal("the cache manager ended this request's lease"))
+        self._reporter.applied(message.revision, replaced=bool(message.replacements))

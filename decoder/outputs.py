@@ -1,0 +1,86 @@
+"""What a step brought, for one sink: typed values that the service turns into one message.
+
+Invariant: for one request the order is started, tokens, finished, then ended or failed, and nothing follows those.
+Made by the engine; a `Sink` is whoever listens (a gateway's stream, a bench, a test).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from common.errors import TesseraError
+from decoder.sampler import Logprobs
+from decoder.sequence import RequestNumber
+
+
+class EndReason(Enum):
+    """Why a sample ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A request got its first token. `queue_ns` is from submission to first admission."""
+
+    number: RequestNumber
+    cached_tokens: int
+    queue_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleToken:
+    """One token that a sample gained."""
+
+    number: RequestNumber
+    sample: int
+    token: int
+    logprobs: Logprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEnded:
+    """A sample ended; `stop_id` is the token that did it, for STOP."""
+
+    number: RequestNumber
+    sample: int
+    reason: EndReason
+    stop_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """All samples of a request have ended."""
+
+    number: RequestNumber
+    completion_tokens: int
+    cow_copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request ended with an error."""
+
+    number: RequestNumber
+    error: TesseraError
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Everything one step brought to one sink."""
+
+    started: list[Started] = field(default_factory=list)
+    tokens: list[SampleToken] = field(default_factory=list)
+    finished: list[SampleEnded] = field(default_factory=list)
+    ended: list[RequestEnded] = field(default_factory=list)
+    failed: list[RequestFailed] = field(default_factory=list)
+
+
+class Sink(Protocol):
+    """Receives results from the engine's thread, at most one a step."""
+
+    def deliver(self, result: StepResult) -> None:
+        """Take a result. Must not block and must not raise."""

@@ -1,0 +1,105 @@
+"""What the daemon has to be told. Owns the difference between what sequences did and what was reported of them.
+
+Invariant: each computed token, taken block, copy and release is reported exactly once, never before the step that wrote
+it has finished; a release carries everything that was not reported yet. Called by the engine, which sends the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from common.tokens import pack_tokens
+from decoder.cache_api import Report, SequenceReport
+from decoder.sequence import IntArray, LeaseId, Sequence
+
+
+class Reporter:
+    """Gathers one report a step; a sequence is told of when it completed a block, took one, or copied."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the session is new or gone."""
+        self._released: list[SequenceReport] = []
+        self._noted: list[Sequence] = []
+        self._queued = 0
+        self._applied_revision = 0
+        self._acknowledge = False
+        self.generated_tokens = 0
+        self.preemptions = 0
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether leases are waiting to be released."""
+        return bool(self._released)
+
+    def note(self, sequence: Sequence) -> None:
+        """Tell all of a sequence with the next report, even where no block is complete."""
+        self._noted.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """The lease of a sequence ends with the next report, and is off the sequence now."""
+        if sequence.lease is not None:
+            self._released.append(self._difference(sequence, sequence.lease, release=True))
+            sequence.drop_lease()
+
+    def release_unused(self, lease: LeaseId) -> None:
+        """A lease that came for a sequence that has ended meanwhile."""
+        self._released.append(SequenceReport(lease, release=True))
+
+    def applied(self, revision: int, *, replaced: bool) -> None:
+        """All table replacements up to `revision` are in the tables; where there were any, say so soon."""
+        self._applied_revision = max(self._applied_revision, revision)
+        self._acknowledge |= replaced
+
+    def build(self, running: Iterable[Sequence], *, wanted: int, returned: IntArray, queued: int) -> Report | None:
+        """The report of this step, or None where there is nothing to say."""
+        sequences = [
+            self._difference(sequence, sequence.lease)
+            for sequence in running
+            if sequence.lease is not None and (self._has_news(sequence) or sequence in self._noted)
+        ]
+        sequences += self._released
+        if not (sequences or wanted or len(returned) or self._acknowledge or queued != self._queued):
+            return None
+        report = Report(
+            sequences=tuple(sequences),
+            returned=returned,
+            wanted=wanted,
+            generated_tokens=self.generated_tokens,
+            preemptions=self.preemptions,
+            queued=queued,
+            applied_revision=self._applied_revision,
+        )
+        self._released, self._noted = [], []
+        self._queued = queued
+        self._acknowledge = False
+        self.generated_tokens = self.preemptions = 0
+        return report
+
+    def _has_news(self, sequence: Sequence) -> bool:
+        if sequence.taken or sequence.copied:
+            return True
+        return sequence.num_computed // self._block_tokens > sequence.reported_sealed // self._block_tokens
+
+    def _difference(self, sequence: Sequence, lease: LeaseId, *, release: bool = False) -> SequenceReport:
+        # Only computed tokens are told: the newest one has no block yet.
+        sealed = sequence.num_computed
+        known = max(sealed, sequence.reported_tokens)
+        report = SequenceReport(
+            lease=lease,
+            taken_blocks=np.array(sequence.taken, np.int32),
+            tokens=pack_tokens(sequence.tokens[sequence.reported_tokens : known]),
+            sealed_tokens=sealed,
+            copied=sequence.copied,
+            release=release,
+        )
+        sequence.reported_tokens = known
+        sequence.reported_sealed = sealed
+        sequence.taken = []
+        sequence.copied = False
+        return report

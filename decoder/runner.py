@@ -1,0 +1,99 @@
+"""Turns a plan into the model's input. Owns the step buffers and the order of rows: single tokens first, then chunks.
+
+Invariant: the arrays of a batch are contiguous, and valid until the next `build`. Called by the engine once a step;
+it chooses nothing and changes no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.layout import NULL_BLOCK
+from decoder.batch import StepBatch
+from decoder.cache_api import Arena
+from decoder.scheduler import Plan
+from decoder.sequence import IntArray, Sequence
+
+
+class StepModel(Protocol):
+    """What the engine needs of a model; `decoder.models` has the real one."""
+
+    @property
+    def config(self) -> Any:
+        """Has `vocab_size`, `eos_token_ids` and `max_position`."""
+
+    @property
+    def layout(self) -> Any:
+        """The KvLayout of its arena."""
+
+    def forward(self, batch: StepBatch, arena: Arena) -> NDArray[np.float32]:
+        """Logits, float32 [R, vocab], valid until the next call; writes keys and values of the batch's tokens."""
+
+    def copy_blocks(self, arena: Arena, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
+        """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A batch, the sequences of its rows with the tokens each computes, and those whose logits come back, by row."""
+
+    batch: StepBatch
+    parts: list[tuple[Sequence, int]]
+    sampled: list[Sequence]
+
+
+class Runner:
+    """Builds batches of up to `max_batch` sequences; the buffers grow to the largest step seen."""
+
+    def __init__(self, max_batch: int, chunk_tokens: int) -> None:
+        self._tokens = np.empty(max_batch + chunk_tokens, np.int32)
+        self._positions = np.empty_like(self._tokens)
+        self._tables = np.empty(max_batch * 16, np.int32)
+
+    def build(self, plan: Plan) -> Work:
+        """The batch of `plan`, which has work."""
+        singles = [(sequence, 1) for sequence in plan.decodes]
+        singles += [(sequence, 1) for sequence, count in plan.chunks if count == 1]
+        chunks = [(sequence, count) for sequence, count in plan.chunks if count > 1]
+        parts = singles + chunks
+        starts = np.zeros(len(parts) + 1, np.int32)
+        np.cumsum([count for _, count in parts], out=starts[1:])
+        total = int(starts[-1])
+        if total > len(self._tokens):
+            self._tokens, self._positions = np.empty(total, np.int32), np.empty(total, np.int32)
+        tokens, positions = self._tokens[:total], self._positions[:total]
+        if singles:
+            tokens[: len(singles)] = [sequence.tokens[sequence.num_computed] for sequence, _ in singles]
+            positions[: len(singles)] = [sequence.num_computed for sequence, _ in singles]
+        for (sequence, count), start in zip(chunks, starts[len(singles) :].tolist(), strict=False):
+            first = sequence.num_computed
+            tokens[start : start + count] = sequence.tokens[first : first + count]
+            positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
+        contexts = np.array([sequence.num_computed + count for sequence, count in parts], np.int32)
+        finishing = [index for index, (sequence, count) in enumerate(parts) if count == sequence.remaining]
+        batch = StepBatch(
+            token_ids=tokens,
+            positions=positions,
+            query_starts=starts,
+            context_lens=contexts,
+            block_tables=self._fill_tables(parts),
+            logit_rows=starts[1:][finishing] - np.int32(1),
+            num_decodes=len(singles),
+        )
+        return Work(batch, parts, [parts[index][0] for index in finishing])
+
+    def _fill_tables(self, parts: Rows[tuple[Sequence, int]]) -> IntArray:
+        width = max(sequence.num_blocks for sequence, _ in parts)
+        size = len(parts) * width
+        if size > len(self._tables):
+            self._tables = np.empty(2 * size, np.int32)
+        tables = self._tables[:size].reshape(len(parts), width)
+        tables.fill(NULL_BLOCK)
+        for row, (sequence, _) in zip(tables, parts, strict=True):
+            row[: sequence.num_blocks] = sequence.table
+        return tables

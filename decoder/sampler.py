@@ -1,0 +1,183 @@
+"""From logits to tokens. Owns the order of the steps and that a token depends on its own row alone.
+
+A token is a function of (its logits row, its parameters, its sequence's own tokens, seed, sample index, position);
+ties go to the smaller token id. Order: penalties, bias, masked ids, temperature, top-k, top-p, min-p. Log-probabilities
+are those of the raw logits. Called by the engine; keeps no state of its own and never changes the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.penalties import SeenTokens
+from decoder.philox import uniforms
+from decoder.sequence import IntArray, SamplingParams
+
+FloatRow = NDArray[np.float32]
+IdArray = NDArray[np.int64]
+
+# At or below this temperature the distribution differs from the likeliest token only where two logits lie within 0.003.
+GREEDY_TEMPERATURE: Final = 1e-4
+_HIGHEST_TEMPERATURE: Final = 1e30  # flat already; keeps the division finite
+_FIRST_NUCLEUS: Final = 256
+_RUN: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to draw from row `row` of the logits. `position` is the position that the token will have.
+
+    `tokens` are all tokens of the sequence (needed with penalties), `masked_ids` must not be drawn.
+    """
+
+    row: int
+    params: SamplingParams
+    sample: int
+    position: int
+    masked_ids: frozenset[int] = frozenset()
+    seen: SeenTokens | None = None
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural log-probabilities under the raw logits: of the chosen token, and of the likeliest, best first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The drawn token, or None where the row was not finite."""
+
+    token: int | None
+    logprobs: Logprobs | None = None
+
+
+def sample(logits: NDArray[np.float32], draws: Rows[Draw]) -> list[Drawn]:
+    """Draw one token for each of `draws` from logits, float32 [R, vocab]. A row with NaN or infinity gives None."""
+    likeliest = {row: _argmax(logits[row]) for row in {draw.row for draw in draws}}
+    random = [index for index, draw in enumerate(draws) if draw.params.temperature > GREEDY_TEMPERATURE]
+    numbers: dict[int, float] = {}
+    if random:
+        chosen = [draws[index] for index in random]
+        values = uniforms(
+            [draw.params.seed for draw in chosen],
+            [draw.sample for draw in chosen],
+            [draw.position for draw in chosen],
+        )
+        numbers = dict(zip(random, values.tolist(), strict=True))
+    result = []
+    for index, draw in enumerate(draws):
+        best = likeliest[draw.row]
+        if best is None:
+            result.append(Drawn(None))
+            continue
+        row = logits[draw.row]
+        token = _draw(row, best, draw, numbers.get(index))
+        wanted = draw.num_logprobs
+        result.append(Drawn(token, None if wanted is None else logprobs(row, token, wanted)))
+    return result
+
+
+def logprobs(row: FloatRow, token: int, num_top: int) -> Logprobs:
+    """Log-probabilities of `token` and of the `num_top` likeliest tokens under float32 [vocab] raw logits."""
+    maximum = float(row.max())
+    total = maximum + float(np.log(np.exp(row - np.float32(maximum)).sum(dtype=np.float64)))
+    top = _largest(row, min(num_top, len(row)))
+    return Logprobs(float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in top))
+
+
+def _argmax(row: FloatRow) -> int | None:
+    best = int(row.argmax())  # the first of equals; the first NaN, if there is one
+    return best if np.isfinite(row[best]) else None
+
+
+def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int:
+    params = draw.params
+    row = raw
+    if draw.masked_ids or params.logit_bias or draw.seen is not None:
+        row = _adjust(raw, draw)
+        best = int(row.argmax())
+    if number is None:
+        return best
+    scale = np.float32(min(params.temperature, _HIGHEST_TEMPERATURE))
+    kept: IdArray | None = None  # None: the whole vocabulary
+    if 0 < params.top_k < len(row):
+        kept = _largest(row, params.top_k)
+    values = row if kept is None else row[kept]
+    with np.errstate(over="ignore"):
+        weights = np.exp((values - row[best]) / scale)
+    if params.top_p < 1.0:
+        nucleus = _nucleus(values, weights, params.top_p)
+        kept = nucleus if kept is None else kept[nucleus]
+        weights = weights[nucleus]
+    if params.min_p > 0.0:
+        likely = np.flatnonzero(weights >= params.min_p)  # the likeliest weighs 1
+        kept = likely if kept is None else kept[likely]
+        weights = weights[likely]
+    index = _pick(weights, number)
+    return index if kept is None else int(kept[index])
+
+
+def _adjust(raw: FloatRow, draw: Draw) -> FloatRow:
+    row = raw.copy()
+    if draw.seen is not None:
+        draw.seen.apply(row, draw.params)
+    for token, bias in draw.params.logit_bias:
+        row[token] += np.float32(bias)
+    if 0 < len(draw.masked_ids) < len(row):
+        row[np.fromiter(draw.masked_ids, np.int64, len(draw.masked_ids))] = -np.inf
+    return row
+
+
+def _largest(values: FloatRow, count: int) -> IdArray:
+    # Indices of the `count` largest, best first; of equals the smaller index, as a full stable sort would give.
+    if count == 0:
+        return np.empty(0, np.int64)
+    bound = np.partition(values, len(values) - count)[len(values) - count]
+    above = np.flatnonzero(values > bound)
+    equal = np.flatnonzero(values == bound)[: count - len(above)]
+    chosen = np.concatenate((above, equal))
+    return chosen[np.lexsort((chosen, -values[chosen]))]
+
+
+def _nucleus(values: FloatRow, weights: FloatRow, top_p: float) -> IdArray:
+    # The smallest set of the likeliest whose share reaches top_p (Holtzman et al. 2020), best first. Sorts no more of
+    # the vocabulary than it must.
+    share = top_p * float(weights.sum(dtype=np.float64))
+    count = min(_FIRST_NUCLEUS, len(values))
+    while True:
+        best = _largest(values, count)
+        sums = np.cumsum(weights[best], dtype=np.float64)
+        if sums[-1] >= share or count == len(values):
+            return best[: int(np.searchsorted(sums, share, side="left")) + 1]
+        count = min(8 * count, len(values))
+
+
+def _pick(weights: FloatRow, number: float) -> int:
+    # Inverts the cumulative distribution at `number` in [0, 1): first the run of weights, then the one in the run.
+    starts = np.arange(0, len(weights), _RUN)
+    runs = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    target = number * runs[-1]
+    run = min(int(np.searchsorted(runs, target, side="right")), len(runs) - 1)
+    start = int(starts[run])
+    before = float(runs[run - 1]) if run else 0.0
+    sums = np.cumsum(weights[start : start + _RUN], dtype=np.float64)
+    index = int(np.searchsorted(sums, min(target - before, np.nextafter(sums[-1], 0.0)), side="right"))
+    return start + index
+
+
+def seen_by(seen: SeenTokens | None, params: SamplingParams, tokens: IntArray, num_prompt: int) -> SeenTokens | None:
+    """The counts for a sequence with `tokens`, brought up to date; None where no penalty asks for them."""
+    if not params.penalises:
+        return None
+    counts = seen if seen is not None else SeenTokens(num_prompt)
+    counts.advance(tokens)
+    return counts

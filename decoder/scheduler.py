@@ -1,0 +1,276 @@
+"""The policy: who waits, who is admitted, who computes how many tokens in a step, and who gives way.
+
+Owns the waiting queue, the running list and the unused credit. Invariants: at most `max_batch` sequences hold a place;
+at most one acquire is on its way; a step computes at most `max(1, chunk_tokens - decodes)` prefill tokens; the best
+ranked running sequence is never preempted for another. Called by the engine. A pure function of its state: it has
+no clock, thread, socket or randomness, and sends nothing.
+
+Rank is (priority, arrival, sample). Order is by rank alone: nobody overtakes a waiting request of the same priority,
+whatever is cached.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Final
+
+from decoder.credit import Credit
+from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceState
+
+# After a preemption nobody is admitted for so many steps, unless somebody leaves: else the blocks that were just
+# given up would go to the next in the queue and not to the sequence that needed them.
+HOLD_STEPS: Final = 32
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one step does.
+
+    decodes:   sequences with one token to compute
+    chunks:    (sequence, tokens to compute) of prefills, each >= 1
+    preempted: sequences that gave up their place; leases and sealed counts are still on them, to be released
+    outgrown:  (sequence, blocks needed) that no pool of this size can hold any more
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    outgrown: list[tuple[Sequence, int]] = field(default_factory=list)
+    in_need: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.decodes or self.chunks)
+
+    def drop_ended(self) -> None:
+        """Leave out sequences that ended after they were chosen."""
+        self.decodes = [sequence for sequence in self.decodes if sequence.state is SequenceState.RUNNING]
+        self.chunks = [part for part in self.chunks if part[0].state is SequenceState.RUNNING]
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank
+
+
+def _prefills(sequence: Sequence) -> bool:
+    return sequence.remaining > 1 or not sequence.num_generated
+
+
+class Scheduler:
+    """Chooses; the engine does. `num_blocks` is the size of the pool and changes with the arena."""
+
+    def __init__(self, *, block_tokens: int, num_blocks: int, max_batch: int, chunk_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.num_blocks = num_blocks
+        self.max_batch = max_batch
+        self.chunk_tokens = chunk_tokens
+        self.credit = Credit()
+        self.waiting: list[Sequence] = []  # by rank
+        self.running: list[Sequence] = []  # by rank
+        self.acquiring: Sequence | None = None
+        self.forking = 0  # places promised to branches whose leases are on their way
+        self._full_for: Sequence | None = None  # the head of the queue that the pool had no room for
+        self._hold = 0
+
+    # ---- the queue and its admission
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_tokens)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Put a sequence into the queue at its rank: a preempted one comes before all that arrived later."""
+        sequence.state = SequenceState.WAITING
+        insort(self.waiting, sequence, key=_rank)
+
+    def next_admission(self) -> Sequence | None:
+        """The sequence to acquire blocks for now, if any; it is ACQUIRING until `admit` or `refuse`."""
+        if self.acquiring is not None or self.free_places < 1 or self._hold:
+            return None
+        head = next((sequence for sequence in self.waiting if not sequence.paused), None)
+        if head is None or head is self._full_for:
+            return None
+        self.waiting.remove(head)
+        head.state = SequenceState.ACQUIRING
+        self.acquiring = head
+        return head
+
+    def admit(self, lease: LeaseId, blocks: IntArray, cached_tokens: int, copy: CopyPlan | None) -> Sequence:
+        """The acquire was granted: `blocks` cover all known tokens and the first `cached_tokens` are computed."""
+        sequence = self._take_acquiring()
+        sequence.hold(lease, blocks, cached_tokens, sequence.num_tokens, copy)
+        self._full_for = None
+        insort(self.running, sequence, key=_rank)
+        return sequence
+
+    def refuse_full(self) -> Sequence:
+        """The pool had no room: the sequence keeps its place in the queue until `room_changed`."""
+        sequence = self._take_acquiring()
+        self.enqueue(sequence)
+        self._full_for = sequence
+        return sequence
+
+    def refuse(self) -> Sequence:
+        """The acquire was refused for good, or its sequence has ended meanwhile: the queue behind it moves."""
+        sequence = self._take_acquiring()
+        sequence.state = SequenceState.FINISHED
+        return sequence
+
+    def room_changed(self) -> None:
+        """Blocks went back to the daemon."""
+        self._full_for = None
+        self.credit.room_changed()
+
+    def retry_admission(self) -> None:
+        """Another decoder may have given blocks back: ask again for the head of the queue."""
+        self._full_for = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the head of the queue waits because the pool had no room for it."""
+        return self._full_for is not None
+
+    @property
+    def has_room_in_step(self) -> bool:
+        """Whether the next step has no decode and prefill tokens to spare: worth a short wait for an admission."""
+        active = [sequence for sequence in self.running if not sequence.paused]
+        if any(not _prefills(sequence) for sequence in active):
+            return False
+        return sum(sequence.remaining for sequence in active) < self.chunk_tokens
+
+    @property
+    def free_places(self) -> int:
+        """Sequences that may be added to the batch."""
+        return self.max_batch - len(self.running) - self.forking - (self.acquiring is not None)
+
+    # ---- branches
+
+    def promise_places(self, wanted: int) -> int:
+        """Keep up to `wanted` places for branches of a fork; how many were kept."""
+        kept = max(0, min(wanted, self.free_places))
+        self.forking += kept
+        return kept
+
+    def add_branch(self, branch: Sequence, lease: LeaseId, blocks: IntArray, copy: CopyPlan | None) -> None:
+        """A promised place is taken by a branch; what it shares with its trunk is the prompt, all computed."""
+        self.forking -= 1
+        branch.hold(lease, blocks, branch.num_prompt, branch.num_prompt, copy)
+        insort(self.running, branch, key=_rank)
+
+    def drop_promise(self, count: int) -> None:
+        """Promised places that are not used after all."""
+        self.forking -= count
+
+    # ---- leaving
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence ended or was cancelled, whatever its state. Repeating it is harmless."""
+        if sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+            if sequence is self._full_for:
+                self._full_for = None
+        elif sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+            self._hold = 0
+            self.room_changed()
+        sequence.state = SequenceState.FINISHED  # ACQUIRING and FORKING: the answer finds it finished
+
+    def clear(self) -> None:
+        """Forget every sequence and the credit: the session is gone."""
+        self.waiting.clear()
+        self.running.clear()
+        self.acquiring = self._full_for = None
+        self.forking = self._hold = 0
+        self.credit.clear()
+
+    # ---- one step
+
+    def schedule(self) -> Plan:
+        """Choose the next step: decodes first, then prefill chunks, and whom to preempt where blocks lack."""
+        plan = Plan()
+        self._hold = max(0, self._hold - 1)
+        for sequence in list(self.running):
+            if sequence.state is not SequenceState.RUNNING or sequence.paused:
+                continue
+            if not _prefills(sequence) and self._cover(sequence, plan):
+                plan.decodes.append(sequence)
+        self._share_chunks(plan)
+        if self._full_for is not None and not plan.preempted:
+            self._evict_paused(plan)
+        if not self.running:
+            self._hold = 0
+        return plan
+
+    def need_soon(self) -> int:
+        """Blocks that the running sequences will lack within the next steps, to be covered by credit."""
+        ahead = self.credit.ahead_steps
+        need = 0
+        for sequence in self.running:
+            if not sequence.paused:
+                tokens = min(sequence.num_tokens - 1 + ahead, sequence.last_kv_tokens)
+                need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
+        return need
+
+    def _cover(self, sequence: Sequence, plan: Plan) -> bool:
+        # Makes the table reach the token to compute; where that fails, decides who gives way.
+        needed = self.blocks_for(sequence.num_tokens)
+        if needed > self.num_blocks:
+            plan.outgrown.append((sequence, needed))
+            return False
+        while sequence.num_blocks < needed:
+            block = self.credit.take()
+            if block is None:
+                plan.in_need = True
+                if self.credit.is_refused and not self.credit.is_asking and not plan.preempted:
+                    self._preempt(self._victim(), plan)
+                return False
+            sequence.append_block(block)
+        return True
+
+    def _victim(self) -> Sequence:
+        paused = [sequence for sequence in self.running if sequence.paused]
+        return paused[-1] if paused else self.running[-1]
+
+    def _preempt(self, victim: Sequence, plan: Plan) -> None:
+        self.running.remove(victim)
+        self.enqueue(victim)
+        self.room_changed()
+        self._hold = HOLD_STEPS
+        plan.preempted.append(victim)
+
+    def _evict_paused(self, plan: Plan) -> None:
+        # A reader that stopped must not keep the head of the queue out.
+        victim = self._victim() if self.running else None
+        if victim is not None and victim.paused:
+            self._preempt(victim, plan)
+            self._hold = 0
+
+    def _share_chunks(self, plan: Plan) -> None:
+        # The best ranked prefill gets at least half of the budget, so it always moves; the rest goes to the shortest
+        # first, so that a long prompt does not hold short ones up; what they leave goes back to the first.
+        prefills = [sequence for sequence in self.running if not sequence.paused and _prefills(sequence)]
+        if not prefills:
+            return
+        budget = max(1, self.chunk_tokens - len(plan.decodes))
+        first = prefills[0]
+        granted = min(first.remaining, -(-budget // 2))
+        budget -= granted
+        others: list[tuple[Sequence, int]] = []
+        for sequence in sorted(prefills[1:], key=lambda item: item.remaining):
+            if not budget:
+                break
+            part = min(sequence.remaining, budget)
+            budget -= part
+            others.append((sequence, part))
+        granted += min(first.remaining - granted, budget)
+        plan.chunks.append((first, granted))
+        plan.chunks.extend(others)
+
+    def _take_acquiring(self) -> Sequence:
+        sequence = self.acquiring
+        if sequence is None:
+            raise ValueError("no acquire is on its way")
+        self.acquiring = None
+        return sequence
