@@ -7,6 +7,7 @@ with `google.rpc` details, and anything else into INTERNAL without its text.
 from __future__ import annotations
 
 import hmac
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -189,6 +190,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
         if handler.response_streaming:
             inner_stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
+            async def writer(request: Any, context: Any) -> None:
+                try:
+                    await inner_stream(request, context)  # sends its responses by context.write
+                except TesseraError as error:
+                    await abort_with(context, error)
+                except (grpc.RpcError, grpc.aio.AbortError, grpc.aio.BaseError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - the last line of defence of a server
+                    await abort_with(context, _unexpected(method, error))
+
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
                     async for response in inner_stream(request, context):
@@ -205,7 +216,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            return make(stream, handler.request_deserializer, handler.response_serializer)
+            wrapper = writer if inspect.iscoroutinefunction(inner_stream) else stream
+            return make(wrapper, handler.request_deserializer, handler.response_serializer)
         inner_unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def unary(request: Any, context: Any) -> Any:

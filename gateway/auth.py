@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from common.errors import TesseraError, Unauthenticated, Unavailable
-from common.interceptors import HEALTH_PREFIX, bearer_of, error_from_rpc, refusal
+from common.interceptors import HEALTH_PREFIX, bearer_of, refusal
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 KEEP_SECONDS: Final = 1.0
@@ -49,7 +49,7 @@ class DaemonAuthenticator:
     """
 
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
-        self._stub = cache_pb2_grpc.CredentialServiceStub(channel)
+        self._stub = cache_pb2_grpc.CredentialServiceStub(channel)  # type: ignore[no-untyped-call]
         self._clock = clock
         self._pepper = secrets.token_bytes(32)
         self._kept: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
@@ -98,11 +98,9 @@ def _unknown() -> Unauthenticated:
 
 
 def _translate(error: grpc.aio.AioRpcError) -> TesseraError:
+    # INVALID_ARGUMENT is the daemon's word for a key that cannot be one; the caller need not know the difference.
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT):
-        # INVALID_ARGUMENT is the daemon's word for a key that cannot be one; the caller need not know the difference.
-        translated = error_from_rpc(error)
-        # The gateway's own credential being refused is no fault of the caller.
-        return _unknown() if translated.reason != "NO_CREDENTIAL" else _away()
+        return _unknown()
     return _away()
 
 

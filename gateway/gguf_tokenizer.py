@@ -18,7 +18,10 @@ from common.errors import InvalidArgument
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 _WORDS_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORDS_LLAMA3: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS_LLAMA3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _WORDS_QWEN2: Final = _WORDS_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -69,7 +72,7 @@ def build_from_gguf(fields: Mapping[str, Any]) -> GgufVocabulary:
         raise InvalidArgument("model", "its vocabulary holds a token twice")
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.whole_words, fuse_unk=False)
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception, for a merge of unknown tokens
+    except Exception as error:  # the library raises no other kind
         raise InvalidArgument("model", f"its merges do not fit its vocabulary: {error}") from error
     tokenizer = Tokenizer(model)
     if rules.compose:

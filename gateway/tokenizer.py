@@ -34,7 +34,10 @@ _BYTES: Final = _byte_alphabet()
 
 
 class ModelTokenizer:
-    """Encoding and decoding for one model. `vocab_size` counts the ids that have a token."""
+    """Encoding and decoding for one model.
+
+    `vocab_size` counts the ids that have a token; no text of n bytes has fewer than n / `max_bytes_per_token` tokens.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,11 @@ class ModelTokenizer:
         self.special_tokens = dict(special_tokens)
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
-        self.vocab_size = int(tokenizer.get_vocab_size(with_added_tokens=True))
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        longest = max((len(token.encode()) for token in vocabulary), default=1)
+        # A normalizer may shorten text; by how much is not known, so its bound is wider.
+        self.max_bytes_per_token = longest if tokenizer.normalizer is None else 4 * longest
         added = tokenizer.get_added_tokens_decoder()
         self._skipped = {index for index, token in added.items() if token.special}
         self._literal = {index: token.content.encode() for index, token in added.items() if not token.special}
@@ -152,7 +159,7 @@ def _from_directory(directory: Path) -> ModelTokenizer:
         raise InvalidArgument("model", "the directory holds no tokenizer.json")
     try:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a broken file
+    except Exception as error:  # the library raises no other kind
         raise InvalidArgument("model", f"tokenizer.json is not readable: {error}") from error
     config = _read_json(directory / "tokenizer_config.json")
     special = {role: text for role in _SPECIAL_ROLES if (text := _content(config.get(role))) is not None}

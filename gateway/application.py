@@ -1,0 +1,130 @@
+"""Puts the gateway together: listener, channels, decoders, health; and takes it apart in the right order.
+
+Owns start and shutdown: NOT_SERVING first, then running requests to the drain's end, then UNAVAILABLE for the rest.
+Called by `gateway/__main__.py` and by tests; it reads no environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from datetime import datetime
+from typing import Final
+
+import grpc
+
+from common.config import Options
+from common.credentials import read_secret
+from common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from common.interceptors import ErrorInterceptor
+from common.logs import get_logger
+from common.paths import StatePaths
+from common.rpc import Health, add_health_and_reflection, bind, make_server, open_channel, unix_target
+from gateway.admission import Admission
+from gateway.auth import DaemonAuthenticator, TenantInterceptor
+from gateway.decoder_pool import DecoderPool
+from gateway.health import HealthMonitor
+from gateway.prompts import PromptEncoder
+from gateway.service import InferenceService
+from gateway.tokenizer import ModelTokenizer
+from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
+
+SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_LAST_WORDS_SECONDS: Final = 2.0  # for refusals to reach their clients after the drain
+
+
+class Gateway:
+    """A gateway that listens at `options.listen` once started. Needs the node's internal credential on disk."""
+
+    def __init__(self, options: Options, tokenizer: ModelTokenizer) -> None:
+        self._options = options
+        credentials = listener_credentials(options)
+        paths = StatePaths(options.state_dir)
+        secret = read_secret(paths.internal_key)
+        self._daemon = open_channel(unix_target(paths.cachemgr_socket), secret)
+        targets = [unix_target(paths.decoder_socket(index)) for index in range(options.decoders)]
+        self._pool = DecoderPool(targets, secret)
+        self._prompts = PromptEncoder(tokenizer, lambda: datetime.now().astimezone())
+        self._admission = Admission(options.max_queue)
+        tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
+        self._server = make_server([tenants, ErrorInterceptor()])
+        service = InferenceService(self._pool, self._prompts, self._admission, time.monotonic)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        self._credentials = credentials
+        self._health: Health | None = None
+        self._monitor: HealthMonitor | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.port = 0
+
+    @property
+    def is_serving(self) -> bool:
+        """What health says now."""
+        return self._health is not None and self._health.serving
+
+    async def start(self) -> None:
+        """Listen. Raises FailedPrecondition where the address cannot be had."""
+        self._health = await add_health_and_reflection(self._server, [SERVICE])
+        self._monitor = HealthMonitor(self._health, self._daemon, self._pool)
+        self.port = bind(self._server, self._options.listen, self._credentials)
+        await self._server.start()
+        self._pool.start()
+        self._watching = asyncio.create_task(self._monitor.run())
+        get_logger().info("gateway_listening", address=self._options.listen, port=self.port)
+
+    async def stop(self) -> None:
+        """Drain and end; takes at most `drain_seconds` and a little."""
+        if self._monitor is not None:
+            await self._monitor.drain()
+        self._admission.drain()
+        get_logger().info("drain_started", requests=self._admission.running)
+        if not await self._admission.wait_idle(self._options.drain_seconds):
+            get_logger().warning("drain_ended", requests=self._admission.running)
+            error = Unavailable("the gateway is shutting down", reason="DRAINING", retry_after_seconds=1.0)
+            self._pool.abandon_all(error)
+            await self._admission.wait_idle(_LAST_WORDS_SECONDS)
+        await self._server.stop(_LAST_WORDS_SECONDS)
+        await self._pool.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._daemon.close()
+        self._prompts.close()
+        get_logger().info("gateway_stopped")
+
+
+def listener_credentials(options: Options) -> grpc.ServerCredentials | None:
+    """TLS credentials of the public listener, or None for plaintext.
+
+    Raises FailedPrecondition for plaintext beyond this machine without `insecure_listen`, and for unreadable files.
+    """
+    if options.tls_cert is not None and options.tls_key is not None:
+        try:
+            pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())
+        except OSError as error:
+            raise FailedPrecondition(f"the TLS files cannot be read: {error.strerror}") from error
+        return grpc.ssl_server_credentials([pair])
+    if is_local(options.listen):
+        return None
+    if not options.insecure_listen:
+        raise FailedPrecondition(
+            f"--listen {options.listen} is beyond loopback: give --tls-cert and --tls-key, "
+            "or accept keys and prompts in plaintext with --insecure-listen"
+        )
+    get_logger().warning("plaintext_listener", address=options.listen)
+    return None
+
+
+def is_local(address: str) -> bool:
+    """Whether an address (`host:port` or `unix:<path>`) can be reached from this machine alone."""
+    if address.startswith("unix:"):
+        return True
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65_535:
+        raise InvalidArgument("listen", f"{address!r} is no address; allowed are host:port and unix:<path>")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,230 @@
+"""One request's stream: what the decoder brings becomes what the client sees, in the order the contract gives.
+
+Owns that order: accepted with the first token, deltas, exactly one finished for each sample, one summary last; and
+the counting of tokens, up to and including the one that completed a stop. A sample that meets a stop string is ended
+here and cancelled at the decoder. Made by `gateway/service.py` for each call; it knows no gRPC call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import Internal, TesseraError
+from common.logs import get_logger
+from gateway.decode_stream import DecodeStream, Gain, RequestEnd, SampleEnd, Start, Update
+from gateway.detokenizer import Detokenizer
+from gateway.stops import StopAutomaton, StopScanner
+from gateway.validation import Plan
+from tessera.inference.v1 import inference_pb2 as pb
+
+CONFIRM_SECONDS: Final = 10.0  # how long a decoder may take to confirm samples that were ended here
+
+
+class _Sample:
+    """The text of one sample."""
+
+    def __init__(self, detokenizer: Detokenizer, scanner: StopScanner | None, plan: Plan) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = scanner
+        self._plan = plan
+        self.num_tokens = 0
+        self.has_ended = False
+
+    def feed(self, token_ids: Sequence[int], stop_token_id: int | None) -> tuple[str, int, str | None]:
+        """Take tokens; returns final text, how many tokens count, and the stop string that ended the sample.
+
+        `stop_token_id` is the token that ends the sample, if the last of these does; it adds no text of its own.
+        """
+        parts = []
+        for used, token_id in enumerate(token_ids, start=1):
+            self.num_tokens += 1
+            is_stop = stop_token_id == token_id and used == len(token_ids)
+            text = "" if is_stop and not self._plan.include_stop else self._detokenizer.feed(token_id)
+            out, stop = self._scan(text)
+            parts.append(out)
+            if stop is not None:
+                return "".join(parts), used, stop
+        return "".join(parts), len(token_ids), None
+
+    def flush(self) -> tuple[str, str | None]:
+        """The text that was held back, and the stop string if the very end completes one."""
+        text, stop = self._scan(self._detokenizer.flush())
+        if stop is None and self._scanner is not None:
+            text += self._scanner.flush()
+        return text, stop
+
+    def _scan(self, text: str) -> tuple[str, str | None]:
+        if self._scanner is None or not text:
+            return text, None
+        scan = self._scanner.feed(text, armed=self.num_tokens > self._plan.min_tokens)
+        return scan.text, scan.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came and when it was sent on, in seconds of the gateway's clock."""
+
+    arrived: float
+    submitted: float
+
+
+class Generation:
+    """The life of one request after it was sent to a decoder. `clock` gives seconds and never goes back."""
+
+    def __init__(
+        self,
+        stream: DecodeStream,
+        plan: Plan,
+        *,
+        request_id: str,
+        prompt_tokens: int,
+        new_detokenizer: Callable[[], Detokenizer],
+        arrival: Arrival,
+        clock: Callable[[], float],
+    ) -> None:
+        automaton = StopAutomaton(plan.stops) if plan.stops else None
+        self._samples = [
+            _Sample(
+                new_detokenizer(), StopScanner(automaton, include_stop=plan.include_stop) if automaton else None, plan
+            )
+            for _ in range(plan.num_samples)
+        ]
+        self._stream = stream
+        self._plan = plan
+        self._request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._arrival = arrival
+        self._clock = clock
+        self._start: Start | None = None
+        self._first_token: float | None = None
+        self._cow_copies = 0
+
+    async def responses(self) -> AsyncIterator[pb.GenerateResponse]:
+        """All events of the stream. Raises the error that ended the request, if one did."""
+        while True:
+            update = await self._next()
+            for response in self._apply(update):
+                yield response
+            if update.end is not None:
+                self._cow_copies = update.end.cow_copies
+                break
+            # Only now has the client's side taken what came before.
+            self._stream.consumed(update.num_tokens)
+        if not self._has_ended:
+            raise Internal("a decoder ended the request before its samples")
+        yield pb.GenerateResponse(summary=self._summary())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that count, over all samples, so far."""
+        return sum(sample.num_tokens for sample in self._samples)
+
+    @property
+    def _has_ended(self) -> bool:
+        return all(sample.has_ended for sample in self._samples)
+
+    async def _next(self) -> Update:
+        if not self._has_ended:
+            return await self._stream.next()
+        # Every sample is finished for the client; the decoder's last word only adds counters.
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                return await self._stream.next()
+        except (TimeoutError, TesseraError) as error:
+            get_logger().warning("end_unconfirmed", request_id=self._request_id, error=type(error).__name__)
+            return Update(end=RequestEnd(cow_copies=0))
+
+    def _apply(self, update: Update) -> list[pb.GenerateResponse]:
+        responses = []
+        if update.start is not None:
+            self._start = update.start
+        ends = {end.index: end for end in update.sample_ends}
+        if update.gains and self._first_token is None:
+            if self._start is None:
+                raise Internal("a decoder sent tokens before the start of their request")
+            self._first_token = self._clock()
+            responses.append(pb.GenerateResponse(accepted=self._accepted(self._start)))
+        for gain in update.gains:
+            responses += self._gain(gain, ends)
+        for end in update.sample_ends:
+            responses += self._end(end)
+        return responses
+
+    def _gain(self, gain: Gain, ends: dict[int, SampleEnd]) -> list[pb.GenerateResponse]:
+        sample = self._sample(gain.index)
+        if sample.has_ended:  # came before the decoder heard that it is cancelled
+            return []
+        end = ends.get(gain.index)
+        text, used, stop = sample.feed(gain.token_ids, None if end is None else end.stop_token_id)
+        responses = []
+        if end is not None and stop is None:
+            tail, stop = sample.flush()
+            text += tail
+        responses.append(
+            pb.GenerateResponse(
+                delta=pb.Delta(
+                    index=gain.index,
+                    text=text,
+                    token_ids=gain.token_ids[:used],
+                    logprobs=gain.logprobs[:used] if self._plan.wants_logprobs else (),
+                )
+            )
+        )
+        if stop is not None:
+            responses.append(self._finish(gain.index, pb.FINISH_REASON_STOP, stop))
+            if end is None:
+                self._stream.cancel_sample(gain.index)
+        return responses
+
+    def _end(self, end: SampleEnd) -> list[pb.GenerateResponse]:
+        sample = self._sample(end.index)
+        if sample.has_ended:
+            return []
+        responses = []
+        text, stop = sample.flush()  # nothing, where the last tokens came in the same step
+        if text:
+            responses.append(pb.GenerateResponse(delta=pb.Delta(index=end.index, text=text)))
+        if stop is not None:
+            responses.append(self._finish(end.index, pb.FINISH_REASON_STOP, stop))
+        else:
+            token = "" if end.stop_token_id is None else str(end.stop_token_id)
+            responses.append(self._finish(end.index, end.reason, token))
+        return responses
+
+    def _finish(self, index: int, reason: int, stop: str) -> pb.GenerateResponse:
+        self._samples[index].has_ended = True
+        if reason not in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORTED):
+            raise Internal("a decoder ended a sample for a reason that is not known")
+        name = pb.FinishReason.Name(reason)
+        return pb.GenerateResponse(finished=pb.Finished(index=index, reason=name, stop=stop))
+
+    def _sample(self, index: int) -> _Sample:
+        if not 0 <= index < len(self._samples):
+            raise Internal("a decoder named a sample that was not asked for")
+        return self._samples[index]
+
+    def _accepted(self, start: Start) -> pb.Accepted:
+        return pb.Accepted(
+            request_id=self._request_id, prompt_tokens=self._prompt_tokens, cached_tokens=start.cached_tokens
+        )
+
+    def _summary(self) -> pb.Summary:
+        start = self._start or Start(0, 0.0)
+        now, arrival = self._clock(), self._arrival
+        first = now if self._first_token is None else self._first_token
+        return pb.Summary(
+            usage=pb.Usage(
+                prompt_tokens=self._prompt_tokens,
+                cached_tokens=start.cached_tokens,
+                completion_tokens=self.completion_tokens,
+                cow_copies=self._cow_copies,
+            ),
+            timing=pb.Timing(
+                queue_seconds=arrival.submitted - arrival.arrived + start.queue_seconds,
+                ttft_seconds=first - arrival.arrived,
+                total_seconds=now - arrival.arrived,
+            ),
+        )

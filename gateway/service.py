@@ -1,0 +1,119 @@
+"""The public InferenceService: the edge where protobuf comes in and goes out. Thin; each rule lives in its module.
+
+Owns one invariant: a call that ends, however it ends, lets go of its place and of its request at the decoder. Called
+by gRPC; the caller's tenant was named by `gateway/auth.py` before.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from common.logs import get_logger
+from gateway.admission import Admission
+from gateway.auth import current_caller
+from gateway.decode_stream import DecodeStream
+from gateway.decoder_pool import DecoderPool
+from gateway.decoders import DecoderModel
+from gateway.generation import Arrival, Generation
+from gateway.prompts import PromptEncoder
+from gateway.submission import build_submission
+from gateway.validation import ModelLimits, check_request
+from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves every decoder of `pool` with one tokenizer. `clock` gives seconds and never goes back."""
+
+    def __init__(
+        self, pool: DecoderPool, prompts: PromptEncoder, admission: Admission, clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._prompts = prompts
+        self._admission = admission
+        self._clock = clock
+
+    async def Generate(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Run a prompt. Headers go out with the first response, as nothing is sent before it."""
+        with self._admission.hold():
+            generation, stream = await self._begin(request)
+            # gRPC may drop this generator without running it on; the callback comes in any case.
+            context.add_done_callback(_closing(stream))
+            try:
+                async for response in generation.responses():
+                    yield response
+            finally:
+                stream.close()
+
+    async def _begin(self, request: inference_pb2.GenerateRequest) -> tuple[Generation, DecodeStream]:
+        arrived = self._clock()
+        caller = current_caller()
+        model = self._pool.find_model(request.model)
+        limits = _limits(model)
+        plan = check_request(request, limits)
+        prompt = await self._prompts.encode_prompt(request, limits)
+        request_id = f"req_{secrets.token_hex(12)}"
+        submit = build_submission(
+            request, plan, prompt, limits, caller=caller, request_id=request_id, seed=secrets.randbits(64)
+        )
+        stream = self._pool.submit(model, submit, caller.tenant, plan.num_samples)
+        get_logger().debug("request_submitted", request_id=request_id, tenant=caller.tenant, prompt_tokens=len(prompt))
+        generation = Generation(
+            stream,
+            plan,
+            request_id=request_id,
+            prompt_tokens=len(prompt),
+            new_detokenizer=self._prompts.tokenizer.new_detokenizer,
+            arrival=Arrival(arrived, self._clock()),
+            clock=self._clock,
+        )
+        return generation, stream
+
+    async def Tokenize(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Ids of a prompt, as Generate would see them."""
+        limits = _limits(self._pool.find_model(request.model))
+        with self._admission.hold():
+            return inference_pb2.TokenizeResponse(token_ids=await self._prompts.tokenize(request, limits))
+
+    async def Detokenize(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of ids."""
+        limits = _limits(self._pool.find_model(request.model))
+        with self._admission.hold():
+            text = await self._prompts.detokenize(list(request.token_ids), limits)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """What is served now."""
+        models = [
+            inference_pb2.Model(
+                name=model.name,
+                vocab_size=model.vocab_size,
+                max_context_tokens=model.max_context_tokens,
+                block_tokens=model.block_tokens,
+                dtype=model.dtype,
+                kv_dtype=model.kv_dtype,
+            )
+            for model in self._pool.models()
+        ]
+        return inference_pb2.ListModelsResponse(models=models)
+
+
+def _closing(stream: DecodeStream) -> Any:
+    return lambda _context: stream.close()
+
+
+def _limits(model: DecoderModel) -> ModelLimits:
+    return ModelLimits(model.name, model.vocab_size, model.max_context_tokens)
