@@ -153,8 +153,8 @@ def layer_shapes(work: ModelWork) -> list[tuple[int, int]]:
 def measure_limits(work: ModelWork, dtype: str, threads: int, repeats: int = 7) -> MachineLimits:
     """The two rates that bound a step of this model here and now; a few seconds.
 
-    The fastest sample of read and copy counts as the memory's rate and that of all products as the arithmetic's: a limit
-    is what was reached once, and a fraction of it is never flattered by a noisy moment.
+    The fastest sample of read and copy counts as the memory's rate and that of all products as the arithmetic's: a
+    limit is what was reached once, and a fraction of it is never flattered by a noisy moment.
     """
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     memory = measure_memory(work.weight_bytes, threads, repeats)

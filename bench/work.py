@@ -87,17 +87,15 @@ def random_prompt(seed: Sequence[int], num_tokens: int, vocab_size: int) -> list
         raise ValueError(f"vocab_size is {vocab_size}; allowed is more than {FIRST_ORDINARY_ID}")
     ranks = np.minimum(generator.zipf(1.3, num_tokens) - 1, 2**40) % ordinary
     order = np.random.default_rng(seed=1).permutation(ordinary)
-    return [int(token) for token in order[ranks] + FIRST_ORDINARY_ID]
+    ids = order[ranks]
+    ids[:1] = generator.integers(ordinary)  # so that two prompts hardly ever begin alike
+    return [int(token) for token in ids + FIRST_ORDINARY_ID]
 
 
-def shared_prompts(seed: int, count: int, num_tokens: int, shared_tokens: int, vocab_size: int) -> list[list[int]]:
-    """`count` prompts that agree in their first `shared_tokens` tokens, and differ at once after them."""
+def shared_prompts(
+    seed: int, count: int, num_tokens: int, shared_tokens: int, vocab_size: int, salt: int = 0
+) -> list[list[int]]:
+    """`count` prompts that agree in their first `shared_tokens` tokens (of `seed` alone) and differ after them."""
     shared = random_prompt([seed, 0], shared_tokens, vocab_size)
-    span = vocab_size - FIRST_ORDINARY_ID
-    prompts = []
-    for index in range(count):
-        own = random_prompt([seed, 1, index], num_tokens - shared_tokens, vocab_size)
-        if own:
-            own[0] = FIRST_ORDINARY_ID + (seed * 7919 + index) % span
-        prompts.append(shared + own)
-    return prompts
+    own = num_tokens - shared_tokens
+    return [shared + random_prompt([seed, 1, salt, index], own, vocab_size) for index in range(count)]
