@@ -3,11 +3,22 @@
 Invariants: free + cached + active + quarantined = total, every block in exactly one of them; references = holds + 1 if
 published. Columns, one entry a block, so that every operation works on a run of blocks and makes no object per block.
 Called by the manager's modules only. It knows no tokens, no lease and no session, and never decides what to evict.
+
+A run passed in holds each block at most once: numpy's indexed arithmetic would count a repeated one once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.ids import BlockRun
+
+NO_OWNER: Final = 0
 
 
 class BlockState(IntEnum):
@@ -17,3 +28,152 @@ class BlockState(IntEnum):
     ACTIVE = 2
     CACHED = 3
     QUARANTINED = 4
+
+
+_FREE: Final = int(BlockState.FREE)
+_ACTIVE: Final = int(BlockState.ACTIVE)
+_CACHED: Final = int(BlockState.CACHED)
+_QUARANTINED: Final = int(BlockState.QUARANTINED)
+
+
+class BlockPool:
+    """Blocks 1..num_blocks; column entry 0 belongs to the null block and stays zero.
+
+    references: int32 holds, plus one if published    generation: int64, grows at each free
+    owner:      int32 tenant index, 0 none; stale while free    published: bool, in the index    state: uint8 BlockState
+    """
+
+    def __init__(self, num_blocks: int, on_free: Callable[[BlockRun], None] | None = None) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}; allowed is 1 and more")
+        self.num_blocks = num_blocks
+        self.references: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.generation: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
+        self.owner: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.published: NDArray[np.bool_] = np.zeros(num_blocks + 1, np.bool_)
+        self.state: NDArray[np.uint8] = np.full(num_blocks + 1, _FREE, np.uint8)
+        self.state[0] = 0
+        self.num_cached = 0
+        self.num_quarantined = 0
+        self.num_published = 0
+        self._stack: BlockRun = np.arange(num_blocks, 0, -1, dtype=np.intp)
+        self._top = num_blocks
+        self._on_free = on_free
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now."""
+        return self._top
+
+    @property
+    def num_active(self) -> int:
+        """Blocks that a lease or a session's credit holds."""
+        return self.num_blocks - self._top - self.num_cached - self.num_quarantined
+
+    @property
+    def free_stack(self) -> BlockRun:
+        """The free blocks, the next one to be allocated last. A view, for checks."""
+        return self._stack[: self._top]
+
+    def allocate(self, count: int, owner: int) -> BlockRun:
+        """Pops `count` free blocks, each held once. Raises ValueError where fewer are free."""
+        if not 0 <= count <= self._top:
+            raise ValueError(f"{count} blocks asked, {self._top} free")
+        low = self._top - count
+        blocks = self._stack[low : self._top][::-1].copy()
+        self._top = low
+        self.references[blocks] = 1
+        self.state[blocks] = _ACTIVE
+        self.owner[blocks] = owner
+        return blocks
+
+    def count_idle(self, blocks: BlockRun) -> int:
+        """How many of these published blocks are held by nobody."""
+        return int(np.count_nonzero(self.references.take(blocks) == 1))
+
+    def hold(self, blocks: BlockRun) -> None:
+        """One more holder for each; cached ones become active."""
+        if not len(blocks):
+            return
+        counts = self.references.take(blocks)
+        counts += 1
+        self.references[blocks] = counts
+        # Only an idle published block stands at one reference before: the others are active already.
+        if self.num_cached:
+            states = self.state.take(blocks)
+            woken = int(np.count_nonzero(states == _CACHED))
+            if woken:
+                self.num_cached -= woken
+                self.state[blocks] = _ACTIVE
+
+    def unhold(self, blocks: BlockRun, *, quarantine: bool = False) -> BlockRun:
+        """One holder less for each. Published ones that nobody holds become cached; others are freed, or quarantined.
+
+        Returns the blocks that nobody holds and the index does not list: freed now, or quarantined.
+        """
+        if not len(blocks):
+            return blocks
+        counts = self.references.take(blocks)
+        counts -= 1
+        self.references[blocks] = counts
+        published = self.published.take(blocks)
+        idle = counts == published
+        resting = blocks[idle & published]
+        if len(resting):
+            self.state[resting] = _CACHED
+            self.num_cached += len(resting)
+        loose: BlockRun = blocks[idle > published]
+        if not len(loose):
+            return loose
+        if quarantine:
+            self.state[loose] = _QUARANTINED
+            self.num_quarantined += len(loose)
+        else:
+            self._free(loose)
+        return loose
+
+    def publish(self, blocks: BlockRun) -> None:
+        """The index lists these held blocks from now on."""
+        counts = self.references.take(blocks)
+        counts += 1
+        self.references[blocks] = counts
+        self.published[blocks] = True
+        self.num_published += len(blocks)
+
+    def unpublish(self, blocks: BlockRun) -> BlockRun:
+        """The index lists these no more; the ones nobody holds are freed, and returned."""
+        counts = self.references.take(blocks)
+        counts -= 1
+        self.references[blocks] = counts
+        self.published[blocks] = False
+        self.num_published -= len(blocks)
+        loose: BlockRun = blocks[counts == 0]
+        self.num_cached -= len(loose)
+        self._free(loose)
+        return loose
+
+    def unpublish_idle(self, blocks: BlockRun) -> None:
+        """As `unpublish`, for blocks that are known to be cached: evicted ones."""
+        self.references[blocks] = 0
+        self.published[blocks] = False
+        self.num_published -= len(blocks)
+        self.num_cached -= len(blocks)
+        self._free(blocks)
+
+    def end_quarantine(self, blocks: BlockRun) -> None:
+        """Frees quarantined blocks: their last writer is gone."""
+        self.num_quarantined -= len(blocks)
+        self._free(blocks)
+
+    def _free(self, blocks: BlockRun) -> None:
+        count = len(blocks)
+        if not count:
+            return
+        self.state[blocks] = _FREE
+        generations = self.generation.take(blocks)
+        generations += 1
+        self.generation[blocks] = generations
+        self._stack[self._top : self._top + count] = blocks
+        self._top += count
+        if self._on_free is not None:
+            self._on_free(blocks)

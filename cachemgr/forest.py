@@ -1,0 +1,139 @@
+"""The trees themselves: nodes, which block hangs where, and the cuts and joints that keep a tree a radix tree.
+
+Invariant: after each method every node is reachable from its tree's root, its keys are sorted and equal to the first
+blocks of its children, and `node_of` and `position` tell for every listed block where it hangs. Called by `radix.py`
+alone, which decides what to cut; views and checks read it. It compares no prompt and knows no recency order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.eviction import EvictionQueue
+from cachemgr.ids import BlockRun, NodeId
+from cachemgr.nodes import NO_BLOCKS, Node, Tree, join_runs
+from common.layout import TOKEN_BYTES
+
+
+class Forest:
+    """All trees of a node.
+
+    node_of:  int64 [num_blocks + 1], id of the node that lists a block, 0 none
+    position: int32 [num_blocks + 1], index of the block in its sequence; stale while it is not listed
+    """
+
+    def __init__(self, num_blocks: int, block_tokens: int, references: NDArray[np.int32]) -> None:
+        self.block_bytes = block_tokens * TOKEN_BYTES
+        self.trees: dict[tuple[int, bytes], Tree] = {}
+        self.nodes: dict[NodeId, Node] = {}
+        self.node_of: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
+        self.position: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.queue = EvictionQueue(self.nodes)
+        self.uses = 0
+        self._references = references
+        self._positions = np.arange(num_blocks + 1, dtype=np.int32)
+        self._last_node = 0
+
+    def tree(self, owner: int, root_key: bytes) -> Tree:
+        """The tree of a root, made where it is missing."""
+        tree = self.trees.get((owner, root_key))
+        if tree is None:
+            tree = self.trees[owner, root_key] = Tree(owner, root_key)
+        return tree
+
+    def forget_if_empty(self, tree: Tree) -> None:
+        """Drops a tree with neither prefixes nor users."""
+        if not tree.users and not tree.root.children and self.trees.get((tree.owner, tree.root_key)) is tree:
+            del self.trees[tree.owner, tree.root_key]
+
+    def _new_id(self) -> NodeId:
+        self._last_node += 1
+        return NodeId(self._last_node)
+
+    def add_child(self, parent: Node, edge: bytes, blocks: BlockRun, priority: int, *, tail: bool) -> Node:
+        """Hangs a new node below the end of `parent`."""
+        node = Node(
+            self._new_id(), parent.tree, parent, edge, blocks, parent.end, tail=tail, priority=priority,
+            last_use=self.uses,
+        )  # fmt: skip
+        key = edge[: self.block_bytes]
+        place = bisect_left(parent.keys, key)
+        parent.keys.insert(place, key)
+        parent.children.insert(place, node)
+        parent.tails += tail
+        self.nodes[node.node_id] = node
+        self._list(node, blocks, node.start)
+        return node
+
+    def extend(self, node: Node, edge: bytes, blocks: BlockRun) -> None:
+        """Lengthens a leaf."""
+        self._list(node, blocks, node.end)
+        node.edge += edge
+        node.blocks = np.concatenate((node.blocks, blocks))
+        node.name = b""
+
+    def _list(self, node: Node, blocks: BlockRun, start: int) -> None:
+        self.node_of[blocks] = node.node_id
+        self.position[blocks] = self._positions[start : start + len(blocks)]
+
+    def split(self, lower: Node, count: int) -> Node:
+        """Cuts a node after its first `count` blocks; returns the new upper part. The lower part keeps its id."""
+        size, parent = self.block_bytes, lower.parent
+        if parent is None:
+            raise ValueError("the root has no edge to split")
+        upper = Node(
+            self._new_id(), lower.tree, parent, lower.edge[: count * size], lower.blocks[:count], lower.start,
+            priority=lower.priority, last_use=lower.last_use,
+        )  # fmt: skip
+        parent.children[bisect_left(parent.keys, lower.edge[:size])] = upper
+        lower.edge = lower.edge[count * size :]
+        lower.blocks = lower.blocks[count:]
+        lower.start += count
+        lower.parent = upper
+        upper.keys.append(lower.edge[:size])
+        upper.children.append(lower)
+        self.nodes[upper.node_id] = upper
+        self.node_of[upper.blocks] = upper.node_id
+        return upper
+
+    def trim(self, node: Node, count: int) -> None:
+        """Keeps the first `count` blocks of a leaf; the caller clears `node_of` of the others."""
+        node.blocks = node.blocks[:count].copy()
+        node.edge = node.edge[: count * self.block_bytes]
+        node.name = b""
+
+    def remove(self, node: Node) -> None:
+        """Takes a leaf out of its tree; the caller clears `node_of`. A parent that becomes a leaf may go next."""
+        parent = node.parent
+        if parent is None or node.children:
+            raise ValueError("only a leaf can be removed")
+        place = bisect_left(parent.keys, node.edge[: self.block_bytes])
+        del parent.keys[place], parent.children[place]
+        parent.tails -= node.tail
+        del self.nodes[node.node_id]
+        if not parent.children:
+            if parent.parent is None:
+                self.forget_if_empty(node.tree)
+            else:
+                self.queue.push(parent)
+
+    def drop_tails(self, node: Node, key: bytes) -> BlockRun:
+        """Unlists the children that are tails, a strict prefix of `key` and held by nobody."""
+        if not node.tails:
+            return NO_BLOCKS
+        dropped = []
+        for length in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
+            place = bisect_left(node.keys, key[:length])
+            if place < len(node.keys) and node.keys[place] == key[:length]:
+                child = node.children[place]
+                if self._references[child.blocks[0]] == 1:
+                    dropped.append(child.blocks)
+                    # Its place is taken by what supersedes it: the parent must not be queued or forgotten in between.
+                    del node.keys[place], node.children[place], self.nodes[child.node_id]
+                    node.tails -= 1
+        blocks = join_runs(dropped)
+        self.node_of[blocks] = 0
+        return blocks

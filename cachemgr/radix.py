@@ -1,0 +1,215 @@
+"""The prefix index: one compressed radix tree over tokens for each (owner, cache key root).
+
+Invariants: a node's parent is present; node tokens are what its blocks hold; a block is in at most one node; nodes are
+split at block boundaries only; a partly filled block is a leaf of its own. Matching compares tokens, one memcmp an
+edge, and never a hash. Called by the manager's modules, which move the pool's blocks in the same step. It never holds,
+frees or allocates a block, and never drops one that is held.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.eviction import count_idle_tail
+from cachemgr.forest import Forest
+from cachemgr.ids import BlockRun, NodeId
+from cachemgr.nodes import NO_BLOCKS, Node, Tree, common_tokens, join_runs
+from common.layout import TOKEN_BYTES
+
+MAX_GROWN_BLOCKS = 1024  # a node that grows block by block is copied each time; beyond this a child is begun
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: whole `blocks`, then `num_tail_tokens` leading tokens of `source` (0 means none).
+
+    `node` is the deepest node that was met, for `touch`.
+    """
+
+    blocks: BlockRun
+    source: int
+    num_tail_tokens: int
+    node: Node | None
+
+
+class PrefixIndex:
+    """What is cached, by tokens. `references` is the pool's column: at 1, nobody but the index has the block."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, references: NDArray[np.int32]) -> None:
+        self.forest = Forest(num_blocks, block_tokens, references)
+        self.block_tokens = block_tokens
+        self.block_bytes = block_tokens * TOKEN_BYTES
+        self._references = references
+
+    def match(self, tree: Tree, tokens: bytes, num_tokens: int) -> Match:
+        """The longest cached prefix of the first `num_tokens` of `tokens`. Changes nothing."""
+        limit, size = num_tokens * TOKEN_BYTES, self.block_bytes
+        runs: list[BlockRun] = []
+        node, offset = tree.root, 0
+        while offset < limit:
+            key = tokens[offset : min(offset + size, limit)]
+            keys = node.keys
+            place = bisect_left(keys, key)
+            if len(key) == size and place < len(keys) and keys[place] == key:
+                node = node.children[place]
+                edge = node.edge
+                reach = limit - offset
+                if tokens.startswith(edge, offset):
+                    if len(edge) <= reach:
+                        runs.append(node.blocks)
+                        offset += len(edge)
+                        continue
+                    shared = reach // TOKEN_BYTES
+                else:
+                    shared = common_tokens(edge, tokens[offset:limit])
+                whole, rest = divmod(shared, self.block_tokens)
+                runs.append(node.blocks[:whole])
+                return Match(join_runs(runs), int(node.blocks[whole]) if rest else 0, rest, node)
+            best, shared = None, 0
+            for beside in (place, place - 1):
+                if 0 <= beside < len(keys):
+                    length = common_tokens(keys[beside], key)
+                    if length > shared:
+                        best, shared = node.children[beside], length
+            if best is not None:
+                return Match(join_runs(runs), int(best.blocks[0]), shared, best)
+            break
+        return Match(join_runs(runs), 0, 0, node)
+
+    def touch(self, node: Node, priority: int) -> None:
+        """A use of a path: its nodes become the most recently used; their priority rises to `priority`."""
+        self.forest.uses += 1
+        uses = self.forest.uses
+        step: Node | None = node
+        while step is not None:
+            step.last_use = uses
+            if step.priority < priority:
+                step.priority = priority
+            step = step.parent
+
+    def cursor(self, tree: Tree, table: BlockRun, depth: int) -> Node:
+        """The node that lists block `depth` - 1 of a sequence whose first `depth` table blocks are published."""
+        return self.forest.nodes[NodeId(int(self.forest.node_of[table[depth - 1]]))] if depth else tree.root
+
+    def insert(
+        self, node: Node, depth: int, tokens: bytes, blocks: BlockRun, *, priority: int, grow: bool
+    ) -> tuple[BlockRun, BlockRun]:
+        """Lists whole `blocks` that hold `tokens`, below the first `depth` blocks of the path to `node` (a cursor).
+
+        `grow` lets them lengthen a leaf; else they become a child. Returns the blocks that stood there already, for as
+        many leading ones of `blocks` as is the case, and the tails that the new ones supersede: those are unlisted.
+        """
+        size = self.block_bytes
+        found: list[BlockRun] = []
+        offset, inside = 0, depth - node.start
+        while offset < len(tokens):
+            if inside < len(node.blocks):
+                shared = common_tokens(node.edge[inside * size :], tokens[offset:]) // self.block_tokens
+                found.append(node.blocks[inside : inside + shared])
+                offset += shared * size
+                inside += shared
+                if offset < len(tokens) and inside < len(node.blocks):
+                    node = self.forest.split(node, inside)
+                continue
+            key = tokens[offset : offset + size]
+            place = bisect_left(node.keys, key)
+            if place < len(node.keys) and node.keys[place] == key:
+                node, inside = node.children[place], 0
+                continue
+            existing = join_runs(found)
+            new = blocks[len(existing) :]
+            superseded = self.forest.drop_tails(node, key)
+            if grow and not found and not node.children and 0 < len(node.blocks) < MAX_GROWN_BLOCKS:
+                self.forest.extend(node, tokens[offset:], new)
+            else:
+                self.forest.add_child(node, tokens[offset:], new, priority, tail=False)
+            return existing, superseded
+        return join_runs(found), NO_BLOCKS
+
+    def insert_tail(
+        self, node: Node, depth: int, tokens: bytes, block: BlockRun, *, priority: int
+    ) -> tuple[Node | None, BlockRun]:
+        """Lists one partly filled block (int [1]) at a cursor, unless the tree covers its `tokens` there already.
+
+        Returns its node, or None where it is covered; and the tails that it supersedes: those are unlisted.
+        """
+        inside = depth - node.start
+        if inside < len(node.blocks):
+            if node.edge.startswith(tokens, inside * self.block_bytes):
+                return None, NO_BLOCKS
+            node = self.forest.split(node, inside)
+        place = bisect_left(node.keys, tokens)
+        if place < len(node.keys) and node.keys[place].startswith(tokens):
+            return None, NO_BLOCKS
+        superseded = self.forest.drop_tails(node, tokens)
+        return self.forest.add_child(node, tokens, block, priority, tail=True), superseded
+
+    def requeue(self, block: int) -> None:
+        """Tells the eviction queue that a published block may have lost its last holder."""
+        node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
+        if node is not None:
+            self.forest.queue.push(node)
+
+    def drop_superseded(self, block: int) -> BlockRun:
+        """Unlists the tail in `block` if nobody holds it and a longer sibling covers it; returns what was unlisted."""
+        node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
+        if node is None or not node.tail or node.parent is None or self._references[block] > 1:
+            return NO_BLOCKS
+        keys = node.parent.keys
+        place = bisect_left(keys, node.edge) + 1
+        if place >= len(keys) or not keys[place].startswith(node.edge):
+            return NO_BLOCKS
+        self.forest.remove(node)
+        self.forest.node_of[block] = 0
+        return node.blocks
+
+    def evict(self, count: int, accept: Callable[[Tree], bool] | None = None) -> BlockRun:
+        """Unlists up to `count` blocks that nobody holds, in the order of the queue; returns them.
+
+        `accept` chooses trees; the blocks of others stay.
+        """
+        runs: list[BlockRun] = []
+        aside: list[Node] = []
+        while count > 0:
+            node = self.forest.queue.pop()
+            if node is None:
+                break
+            if accept is not None and not accept(node.tree):
+                aside.append(node)
+                continue
+            idle = count_idle_tail(node.blocks, self._references)
+            dropped = min(idle, count)
+            count -= dropped
+            if dropped == len(node.blocks):
+                runs.append(node.blocks)
+                self.forest.remove(node)
+            elif dropped:
+                runs.append(node.blocks[-dropped:])
+                self.forest.trim(node, len(node.blocks) - dropped)
+                if dropped < idle:
+                    self.forest.queue.push(node)
+        for node in aside:
+            self.forest.queue.push(node)
+        evicted = join_runs(runs)
+        self.forest.node_of[evicted] = 0
+        return evicted
+
+    def remove_owner(self, owner: int) -> BlockRun:
+        """Unlists everything of an owner, held or not; returns the blocks."""
+        runs = []
+        for tree in [tree for tree in self.forest.trees.values() if tree.owner == owner]:
+            stack = list(tree.root.children)
+            while stack:
+                node = stack.pop()
+                stack += node.children
+                runs.append(node.blocks)
+                del self.forest.nodes[node.node_id]
+            del self.forest.trees[owner, tree.root_key]
+        blocks = join_runs(runs)
+        self.forest.node_of[blocks] = 0
+        return blocks

@@ -1,0 +1,157 @@
+"""Reports: what the decoders' steps did, one batched message a step.
+
+Invariants: a sequence is checked whole before it changes anything; a bad one refuses itself alone, and its lease is
+over; blocks that a decoder might still write wait until it acknowledges. Called by `manager.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cachemgr.blocks import NO_OWNER
+from cachemgr.ids import BlockArray, BlockRun, SessionId
+from cachemgr.leases import Deferred, Lease, Session, to_wire
+from cachemgr.results import Refusal, Replacement, Reported, SequenceReport
+from cachemgr.sealing import publish_tail, seal
+from cachemgr.state import CacheState
+from common.errors import InvalidArgument, ResourceExhausted, TesseraError
+from common.layout import TOKEN_BYTES
+
+
+def report(
+    state: CacheState,
+    session_id: SessionId,
+    sequences: Sequence[SequenceReport],
+    *,
+    returned: BlockArray,
+    wanted: int,
+    generated_tokens: int,
+    preemptions: int,
+    queued: int,
+    applied_revision: int,
+) -> Reported:
+    """See `CacheManager.report`."""
+    session = state.book.session(session_id)
+    _validate(state, wanted, generated_tokens, preemptions, queued, applied_revision)
+    back = _checked_credit(session, returned, "returned_blocks")
+    state.revision += 1
+    for run in session.take_deferred(applied_revision=applied_revision):
+        state.let_go(run)
+    session.credit.difference_update(back)
+    state.pool.unhold(_run(back))
+    replacements: list[Replacement] = []
+    refusals: list[Refusal] = []
+    for sequence in sequences:
+        try:
+            replacement = _apply(state, session, sequence)
+        except TesseraError as error:
+            _end_refused(state, session, sequence)
+            refusals.append(Refusal(sequence.lease_id, error))
+        else:
+            if replacement is not None:
+                replacements.append(replacement)
+    counters = state.counters
+    counters.generated_tokens += generated_tokens
+    counters.preemptions += preemptions
+    session.queued_requests = queued
+    return Reported(replacements, refusals, grant_credit(state, session, wanted), state.revision)
+
+
+def grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
+    """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
+    count = min(wanted, state.room)
+    try:
+        state.require(count, state.room)
+    except ResourceExhausted:
+        count = 0
+    blocks = state.allocate(count, NO_OWNER)
+    session.credit.update(blocks.tolist())
+    return to_wire(blocks)
+
+
+def _apply(state: CacheState, session: Session, sequence: SequenceReport) -> Replacement | None:
+    lease = session.lease(sequence.lease_id)
+    taken = _checked_credit(session, sequence.taken_blocks, "taken_blocks")
+    sealed = _checked_seal(state, lease, sequence, len(taken))
+    if taken:
+        session.credit.difference_update(taken)
+        state.pool.owner[taken] = lease.owner
+        lease.append(taken)
+    lease.tokens += sequence.tokens
+    if sequence.copied and lease.copy is not None:
+        state.unpin(lease)
+        state.counters.cow_copies += 1
+        sealed = max(sealed, lease.granted)
+    replacement = seal(state, session, lease, sealed)
+    if not sequence.release:
+        return replacement
+    publish_tail(state, lease)
+    if lease.num_published:
+        state.index.touch(state.index.cursor(lease.tree, lease.table, lease.num_published), lease.priority)
+    state.end_lease(session, lease)
+    return None
+
+
+def _checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num_taken: int) -> int:
+    """The sealed mark that a report asks for. Raises InvalidArgument."""
+    if len(sequence.tokens) % TOKEN_BYTES:
+        raise InvalidArgument("tokens", "no packed int32 tokens")
+    sealed = sequence.sealed_tokens
+    if 0 <= sealed <= lease.granted and lease.sealed <= lease.granted:
+        return lease.sealed  # no news: a decoder may count from nothing
+    known = lease.num_tokens + len(sequence.tokens) // TOKEN_BYTES
+    highest = min(known, (lease.num_blocks + num_taken) * state.block_tokens)
+    if sealed == 0:
+        return lease.sealed
+    if not lease.sealed <= sealed <= highest:
+        raise InvalidArgument("sealed_tokens", f"is {sealed}; allowed is {lease.sealed}..{highest}")
+    if lease.copy is not None and not sequence.copied:
+        raise InvalidArgument("copied", "the copy of the lease must have run before tokens after it are sealed")
+    return sealed
+
+
+def _checked_credit(session: Session, blocks: BlockArray, name: str) -> list[int]:
+    numbers: list[int] = blocks.tolist() if len(blocks) else []
+    if numbers and not (len(set(numbers)) == len(numbers) and session.credit.issuperset(numbers)):
+        raise InvalidArgument(name, "holds blocks twice, or blocks that are not the session's credit")
+    return numbers
+
+
+def _end_refused(state: CacheState, session: Session, sequence: SequenceReport) -> None:
+    """Ends a refused lease. The decoder may still use its blocks, so all of them wait for its acknowledgement: also the
+    published ones, which what is pinned may hang below. The credit that it took waits with them."""
+    taken = [block for block in set(sequence.taken_blocks.tolist()) if block in session.credit]
+    session.credit.difference_update(taken)
+    runs = [_run(taken)]
+    lease = session.leases.get(sequence.lease_id)
+    if lease is not None:
+        runs.append(lease.blocks)
+        if lease.copy is not None:
+            runs.append(_run([lease.copy.source]))
+        state.forget(lease)
+    for run in runs:
+        if len(run):
+            session.deferred.append(Deferred(state.revision, sequence.lease_id, run))
+
+
+def _run(blocks: list[int]) -> BlockRun:
+    return np.array(blocks, np.intp)
+
+
+def _validate(
+    state: CacheState, wanted: int, generated_tokens: int, preemptions: int, queued: int, applied_revision: int
+) -> None:
+    numbers = (
+        ("wanted_blocks", wanted),
+        ("generated_tokens", generated_tokens),
+        ("preemptions", preemptions),
+        ("queued_requests", queued),
+        ("applied_revision", applied_revision),
+    )
+    for name, value in numbers:
+        if value < 0:
+            raise InvalidArgument(name, f"is {value}; allowed is 0 and more")
+    if applied_revision > state.revision:
+        raise InvalidArgument("applied_revision", f"is {applied_revision}; the newest is {state.revision}")
