@@ -309,7 +309,8 @@ class Node:
 
     def leaks(self) -> list[str]:
         """Secrets and prompt words that occur in the logs."""
-        text = self.log_text()
+        # A supervisor shows a new key once, to the person who started it.
+        text = "\n".join(line for line in self.log_text().splitlines() if "shown this once" not in line)
         return sorted(word for word in self.secrets | CANARIES if word in text)
 
     def tails(self) -> str:

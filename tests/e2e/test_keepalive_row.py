@@ -51,7 +51,8 @@ def test_row_33_positive_control_a_default_server_drops_the_channel() -> None:
     server.start()
     try:
         with pinging_channel(f"127.0.0.1:{port}", 1.0) as channel, pytest.raises(grpc.RpcError) as caught:
-            list(channel.unary_stream("/x.Y/Z")(b"", timeout=30))
+            call: Any = channel.unary_stream("/x.Y/Z")
+            list(call(b"", timeout=30))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "pings" in str(caught.value.details()).lower()
     finally:
@@ -66,7 +67,7 @@ def test_row_33_positive_control_a_default_server_drops_the_channel() -> None:
 def test_row_33_pings_during_a_long_silence_end_no_call(
     tiny_model: Path, solo: Solo, prompts: Prompts, keepalive: float, step: float, tokens: int
 ) -> None:
-    """One stream whose steps are slowed and ten others on one pinging channel: no GOAWAY, all finish, all equal solo."""
+    """One slow stream and ten others on one pinging channel: no GOAWAY, all finish, all equal solo."""
     with Node(tiny_model, faults=[f"step_delay={step}"]) as node, pinging_channel(node.target, keepalive) as channel:
         states: list[grpc.ChannelConnectivity] = []
         channel.subscribe(states.append)

@@ -1,0 +1,173 @@
+"""What the death of each process costs, and what it does not ("how it is shown" 5): the supervisor brings it back.
+
+Lost with a decoder: its running requests (UNAVAILABLE). Lost with the gateway: its running calls. Lost with the cache
+manager: the cached prefixes. Keys and tenants survive all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tessera.inference.v1 import inference_pb2 as pb
+from tests.e2e.client import Result, make_request
+from tests.e2e.oracle import Solo
+from tests.e2e.processes import Process, poll
+from tests.e2e.prompts import Prompts
+from tests.e2e.rig import START_SECONDS, Node, SupervisedNode, serves
+
+B = 16
+RETRYABLE = (grpc.StatusCode.UNAVAILABLE,)
+
+
+@pytest.fixture(scope="module")
+def shared_supervised(tiny_model: Path) -> Iterator[SupervisedNode]:
+    """A slow node under `tessera up`."""
+    with SupervisedNode(tiny_model, faults=["step_delay=0.02"], options=["--threads", "1"]) as node:
+        yield node
+
+
+@pytest.fixture
+def supervised(shared_supervised: SupervisedNode, solo: Solo) -> SupervisedNode:
+    """The supervised node, serving, quiet and empty."""
+    again(shared_supervised, make_request([7, 7, 7], new=1))
+    shared_supervised.fresh()
+    return shared_supervised
+
+
+def again(node: Node, request: pb.GenerateRequest) -> Result:
+    """Send a request until it is served; only UNAVAILABLE may come before."""
+
+    def attempt() -> Result | None:
+        try:
+            return node.generate(request)
+        except grpc.RpcError as error:
+            assert error.code() in RETRYABLE, error
+            return None
+
+    result = poll(attempt, within=START_SECONDS, what="the node serves again")
+    assert result is not None
+    return result
+
+
+def lost(stream_error: pytest.ExceptionInfo[grpc.RpcError]) -> bool:
+    """Whether a stream ended in the way that tells a client to try again."""
+    return stream_error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_cache_survives_the_death_of_the_decoder(supervised: SupervisedNode, solo: Solo, prompts: Prompts) -> None:
+    """kill -9 of the decoder in a stream: UNAVAILABLE, a restart, the prefix is still cached, nothing stays held."""
+    tokens = prompts.tokens(4 * B)
+    before = supervised.decoder_pid()
+    stream = supervised.stream(make_request(tokens, new=300))
+    stream.read(5)
+    os.kill(before, signal.SIGKILL)
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.finish()
+    assert lost(caught), caught.value
+    request = make_request([*tokens, *prompts.tokens(5)], new=12)
+    result = again(supervised, request)
+    assert result.cached_tokens >= 4 * B, "what the dead decoder computed is reused"
+    solo.check(request, result)
+    assert supervised.decoder_pid() != before
+    supervised.quiet()
+
+
+def test_the_death_of_a_decoder_while_it_prefills_publishes_nothing_unfinished(
+    supervised: SupervisedNode, solo: Solo, prompts: Prompts
+) -> None:
+    """kill -9 while many requests start: whatever is cached afterwards, the same prompts equal solo."""
+    requests = [make_request(prompts.tokens(5 * B + 3), new=6) for _ in range(5)]
+    running = [supervised.background(request) for request in requests]
+    poll(lambda: supervised.admin.snapshot().leases, within=20, what="a request is admitted")
+    os.kill(supervised.decoder_pid(), signal.SIGKILL)
+    for call in running:
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+    for request in requests:
+        solo.check(request, again(supervised, request))
+    supervised.quiet()
+
+
+def test_the_death_of_the_gateway_frees_its_requests(supervised: SupervisedNode, solo: Solo, prompts: Prompts) -> None:
+    """kill -9 of the gateway: its calls end, their blocks return, the restarted one serves from the same cache."""
+    tokens = prompts.tokens(4 * B)
+    stream = supervised.stream(make_request(tokens, new=400))
+    stream.read(5)
+    decoder = supervised.decoder_pid()
+    os.kill(supervised.child("gateway"), signal.SIGKILL)
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.finish()
+    assert lost(caught), caught.value
+    supervised.quiet()
+    request = make_request([*tokens, *prompts.tokens(3)], new=8)
+    result = again(supervised, request)
+    solo.check(request, result)
+    assert result.cached_tokens >= 4 * B
+    assert supervised.decoder_pid() == decoder, "the decoder was not restarted"
+    supervised.quiet()
+
+
+def test_the_death_of_the_cache_manager_costs_the_cache_and_nothing_else(
+    supervised: SupervisedNode, solo: Solo, prompts: Prompts
+) -> None:
+    """kill -9 of the cache manager: the node recovers by itself with the same keys; prefixes are computed again."""
+    tokens = prompts.tokens(4 * B)
+    other_key = supervised.new_tenant(f"survivor-{prompts.random.randrange(10**6)}")
+    request = make_request(tokens, new=200)
+    stream = supervised.stream(request)
+    stream.read(5)
+    os.kill(supervised.child("cachemgr"), signal.SIGKILL)
+    try:
+        solo.check(request, stream.finish())
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+    short = make_request(tokens, new=8)
+    first = again(supervised, short)
+    solo.check(short, first)
+    assert first.cached_tokens == 0, "positive control: it was a new cache"
+    second = again(supervised, short)
+    assert second.cached_tokens == 4 * B - 1
+    solo.check(short, second)
+    solo.check(short, supervised.generate(short, key=other_key))
+    supervised.quiet()
+
+
+def test_sigterm_lets_a_running_stream_finish(tiny_model: Path, solo: Solo, prompts: Prompts) -> None:
+    """SIGTERM to the supervisor: the running stream ends well, new calls are refused, every process ends, status 0."""
+    request = make_request(prompts.tokens(B), new=60)
+    with SupervisedNode(tiny_model, faults=["step_delay=0.05"], options=["--threads", "1"]) as node:
+        stream = node.stream(request)
+        stream.read(3)
+        up = node.processes["up"]
+        up.send(signal.SIGTERM)
+        poll(lambda: not serves(node.target), within=5, what="health says that it no longer serves")
+        with pytest.raises(grpc.RpcError) as caught:
+            node.stream(make_request(prompts.tokens(4), new=1), timeout=10).finish()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        solo.check(request, stream.finish())
+        assert up.wait(40) == 0
+
+
+def test_a_second_daemon_on_one_state_directory_is_refused(shared_node: Node, solo: Solo, tmp_path: Path) -> None:
+    """A second cache manager, and a `tessera up`, on a directory in use end with an error; the first is unharmed."""
+    for name, arguments in (
+        ("cachemgr", shared_node.command("cachemgr")),
+        ("up", ["-m", "cli", "up", *shared_node.options]),
+    ):
+        second = Process(f"second-{name}", arguments, tmp_path / f"{name}.log")
+        second.start()
+        try:
+            assert second.wait(90) != 0
+        finally:
+            second.stop()
+        assert "error" in second.text().lower() or "another" in second.text().lower(), second.tail()
+    solo.probe(shared_node)
+    shared_node.quiet()
