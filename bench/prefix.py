@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     report.table("Admission of a cached prompt", ADMISSION_COLUMNS, [admission_row(length, work) for length in lengths])
     report.note(
         "Step: median time between the tokens that follow the warm prompt: one decode step at that context and the "
-        "stream's own cost. Outside the model: warm less step, so it holds what only a first token pays for. Acquire in "
+        "stream's own cost. Outside the model: warm less step: what a first token alone pays for. Acquire in "
         "the core: the pure cache manager alone, called in this process with the same prompt cached."
     )
     report.write_json(setting.json)
