@@ -41,6 +41,8 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
 
 
 def _show_key(key: str) -> None:
+    if not sys.stderr.isatty():  # where stderr is a log file, the key would stay in it
+        return
     sys.stderr.write(f"the default tenant's key, shown this once (also in default.key): {key}\n")
     sys.stderr.flush()
 
