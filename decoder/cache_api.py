@@ -44,7 +44,7 @@ class Acquire:
 class SequenceReport:
     """What one sequence did since its last report. `sealed_tokens` 0 means no news; `tokens` are packed."""
 
-    lease: LeaseId
+    lease_id: LeaseId
     taken_blocks: IntArray = field(default_factory=_no_blocks)
     tokens: bytes = field(default=b"", repr=False)
     sealed_tokens: int = 0

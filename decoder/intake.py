@@ -280,4 +280,4 @@ class Intake:
                 if holder is not None:
                     holder.drop_lease()
                     self._committer.fail_sequence(holder, Internal("the cache manager ended this request's lease"))
-        self._reporter.applied(message.revision, replaced=bool(message.replacements))
+        self._reporter.applied(message.revision, changed=bool(message.replacements or message.refused))

@@ -51,10 +51,10 @@ class Reporter:
         """A lease that came for a sequence that has ended meanwhile."""
         self._released.append(SequenceReport(lease, release=True))
 
-    def applied(self, revision: int, *, replaced: bool) -> None:
-        """All table replacements up to `revision` are in the tables; where there were any, say so soon."""
+    def applied(self, revision: int, *, changed: bool) -> None:
+        """All that the answer of `revision` changed is in the tables; where it changed any, say so soon."""
         self._applied_revision = max(self._applied_revision, revision)
-        self._acknowledge |= replaced
+        self._acknowledge |= changed
 
     def build(self, running: Iterable[Sequence], *, wanted: int, returned: IntArray, queued: int) -> Report | None:
         """The report of this step, or None where there is nothing to say."""
@@ -91,7 +91,7 @@ class Reporter:
         sealed = sequence.num_computed
         known = max(sealed, sequence.reported_tokens)
         report = SequenceReport(
-            lease=lease,
+            lease_id=lease,
             taken_blocks=np.array(sequence.taken, np.int32),
             tokens=pack_tokens(sequence.tokens[sequence.reported_tokens : known]),
             sealed_tokens=sealed,

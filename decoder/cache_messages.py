@@ -1,0 +1,189 @@
+"""Protobuf of the cache session: commands to requests, responses to events. One conversion each way, and nothing else.
+
+Invariant: every field of a response is looked at here, so that the rest of the decoder sees typed values alone. Called
+by the cache client; holds no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from common.errors import Internal, TesseraError
+from common.interceptors import code_of, make_error
+from common.layout import KvLayout
+from common.tokens import pack_tokens, unpack_tokens
+from decoder.cache_api import (
+    AbortAsked,
+    AbortDone,
+    Acquire,
+    Acquired,
+    AcquireRefused,
+    Branch,
+    Command,
+    CreditGranted,
+    CreditReclaimed,
+    Event,
+    Fork,
+    Forked,
+    Replacement,
+    Report,
+    Reported,
+    SequenceReport,
+)
+from decoder.sequence import CopyPlan, IntArray, LeaseId, SequenceId
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What has to be remembered of a command until its answer."""
+
+    kind: type[object]
+    sequence_id: SequenceId | None = None
+    wanted: int = 0
+
+    @classmethod
+    def of(cls, command: Command) -> Self:
+        """Of a command that is being sent."""
+        match command:
+            case Acquire() | Fork():
+                return cls(type(command), sequence_id=command.sequence_id)
+            case Report():
+                return cls(Report, wanted=command.wanted)
+            case AbortDone():
+                return cls(AbortDone)
+
+
+def layout_message(layout: KvLayout) -> common_pb2.KvLayout:
+    """The layout of an attach."""
+    return common_pb2.KvLayout(
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        block_tokens=layout.block_tokens,
+        dtype=layout.dtype.value,
+        quantization=layout.quantization,
+        version=layout.version,
+    )
+
+
+def request_of(
+    command: Command, sequence: int, applied_revision: int, key: common_pb2.CacheKey
+) -> cache_pb2.SessionRequest:
+    """The request of a command."""
+    request = cache_pb2.SessionRequest(sequence=sequence, applied_revision=applied_revision)
+    match command:
+        case Acquire():
+            request.acquire.CopyFrom(
+                cache_pb2.AcquireRequest(
+                    grant=command.grant,
+                    key=key,
+                    tokens=command.tokens,
+                    request_id=command.request_id,
+                    sample=command.sample,
+                    no_read=command.no_read,
+                    no_store=command.no_store,
+                    resumed=command.resumed,
+                    priority=command.priority,
+                )
+            )
+        case Report():
+            request.report.CopyFrom(
+                cache_pb2.ReportRequest(
+                    sequences=[_sequence_report(item) for item in command.sequences],
+                    returned_blocks=pack_tokens(command.returned),
+                    wanted_blocks=command.wanted,
+                    generated_tokens=command.generated_tokens,
+                    preemptions=command.preemptions,
+                    queued_requests=command.queued,
+                )
+            )
+        case Fork():
+            request.fork.CopyFrom(
+                cache_pb2.ForkRequest(lease_id=command.lease, samples=command.samples, num_tokens=command.num_tokens)
+            )
+        case AbortDone():
+            request.abort_result.CopyFrom(cache_pb2.AbortResult(abort_id=command.abort_id, found=command.found))
+    return request
+
+
+def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> list[Event]:
+    """The events of a response; `pending` is the command that it answers, None for a push.
+
+    Raises Internal where the answer is of another kind than the command.
+    """
+    result = response.WhichOneof("result")
+    events: list[Event] = []
+    if pending is not None and pending.kind is Report and result == "report":
+        return [_reported(response, pending)]
+    if response.credit:
+        events.append(CreditGranted(_blocks(response.credit)))
+    if pending is None:
+        if result == "abort":
+            events.append(AbortAsked(response.abort.abort_id, response.abort.request_id))
+        elif result == "reclaim":
+            events.append(CreditReclaimed(response.reclaim.num_blocks))
+        return events
+    sequence_id = pending.sequence_id
+    if sequence_id is None:
+        return events  # an abort's result is answered with nothing
+    if pending.kind is Acquire and result == "acquire":
+        answer = response.acquire
+        plan = _plan(answer.copy) if answer.HasField("copy") else None
+        lease = LeaseId(answer.lease_id)
+        events.append(Acquired(sequence_id, lease, _blocks(answer.blocks), answer.cached_tokens, plan))
+    elif pending.kind is Fork and result == "fork":
+        branches = tuple(_branch(branch) for branch in response.fork.branches)
+        events.append(Forked(sequence_id, branches))
+    elif result == "failure":
+        error = failure_error(response.failure)
+        events.append(AcquireRefused(sequence_id, error) if pending.kind is Acquire else Forked(sequence_id, ()))
+    else:
+        raise Internal("the cache manager's answer is of another kind than the operation", reason="ANSWER_KIND")
+    return events
+
+
+def failure_error(failure: cache_pb2.Failure) -> TesseraError:
+    """The typed error of a failure."""
+    return make_error(code_of(failure.code), failure.message, reason=failure.reason, metadata=dict(failure.metadata))
+
+
+def _sequence_report(item: SequenceReport) -> cache_pb2.SequenceReport:
+    return cache_pb2.SequenceReport(
+        lease_id=item.lease_id,
+        taken_blocks=pack_tokens(item.taken_blocks),
+        tokens=item.tokens,
+        sealed_tokens=item.sealed_tokens,
+        copied=item.copied,
+        release=item.release,
+    )
+
+
+def _reported(response: cache_pb2.SessionResponse, pending: Pending) -> Reported:
+    answer = response.report
+    return Reported(
+        wanted=pending.wanted,
+        granted=_blocks(response.credit),
+        replacements=tuple(
+            Replacement(LeaseId(item.lease_id), item.first_index, _blocks(item.blocks)) for item in answer.replacements
+        ),
+        refused=tuple((LeaseId(item.lease_id), failure_error(item.failure)) for item in answer.refusals),
+        revision=response.revision,
+    )
+
+
+def _branch(branch: cache_pb2.Branch) -> Branch:
+    plan = _plan(branch.copy) if branch.HasField("copy") else None
+    return Branch(LeaseId(branch.lease_id), _blocks(branch.blocks), plan)
+
+
+def _plan(plan: cache_pb2.CopyPlan) -> CopyPlan:
+    return CopyPlan(plan.source, plan.target, plan.num_tokens)
+
+
+def _blocks(data: bytes) -> IntArray:
+    return unpack_tokens(data, "blocks").astype(np.int32)

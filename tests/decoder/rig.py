@@ -1,0 +1,248 @@
+"""What the decoder's tests share: a small exact model, an engine over a real cache manager, and a sink that remembers.
+
+The model's logits are a function of every token that it reads back through the block tables, so that a wrong table, a
+missing copy or a stale block changes tokens. All its arithmetic is in whole numbers: results never depend on the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cachemgr.manager import CacheManager
+from common.errors import TesseraError
+from common.layout import KvDtype, KvLayout
+from decoder.batch import StepBatch
+from decoder.engine import Engine, EngineOptions
+from decoder.inprocess import InProcessClient
+from decoder.outputs import EndReason, SampleEnded, StepResult
+from decoder.sequence import Request, RequestNumber, SamplingParams, StoppingParams
+
+BLOCK_TOKENS = 4
+VOCAB = 97
+EOS = 3
+_PRIME = 2_147_483_647
+
+
+class RecallModel:
+    """Stores (token, position) as keys, and answers with a hash of all it reads back."""
+
+    def __init__(self, block_tokens: int = BLOCK_TOKENS, vocab: int = VOCAB) -> None:
+        self.config = SimpleNamespace(vocab_size=vocab, eos_token_ids=(EOS,), max_position=4096)
+        self.layout = KvLayout(1, 1, 8, block_tokens, KvDtype.FLOAT32)
+        self.batches: list[tuple[int, int]] = []  # (single tokens, all tokens) of each step
+        self.on_forward: Callable[[StepBatch], None] = lambda batch: None
+
+    def arena(self, num_blocks: int) -> np.ndarray:
+        """An arena full of NaN, as after poison-on-free."""
+        return np.full((num_blocks + 1, *self.layout.block_shape), np.nan, np.float32)
+
+    def forward(self, batch: StepBatch, arena: np.ndarray) -> np.ndarray:
+        """See StepModel."""
+        self.on_forward(batch)
+        size = self.layout.block_tokens
+        self.batches.append((batch.num_decodes, len(batch.token_ids)))
+        lengths = np.diff(batch.query_starts)
+        if not (lengths[: batch.num_decodes] == 1).all() or (lengths[batch.num_decodes :] == 1).any():
+            raise ValueError("single tokens come first")
+        hashes = np.zeros(len(batch.token_ids), np.int64)
+        for index, table in enumerate(batch.block_tables):
+            rows = range(batch.query_starts[index], batch.query_starts[index + 1])
+            for row in rows:
+                position = int(batch.positions[row])
+                block = table[position // size]
+                if block == 0:
+                    raise ValueError("a token would be written to the null block")
+                arena[block, 0, 0, 0, position % size, :2] = batch.token_ids[row], position
+            context = int(batch.context_lens[index])
+            if position + 1 != context:
+                raise ValueError("the queries are not the end of the context")
+            stored = arena[table, 0, 0, 0].reshape(-1, 8)[:context, :2].astype(np.float64)
+            if not np.array_equal(stored[:, 1], np.arange(context)):
+                hashes[rows] = -1  # a token was read that is not there
+                continue
+            sums = np.cumsum((stored[:, 0].astype(np.int64) + 1) * (7919 * np.arange(1, context + 1) + 13) % _PRIME)
+            hashes[rows] = sums[batch.positions[rows.start : rows.stop]] % _PRIME
+        wanted = hashes[batch.logit_rows]
+        values = (
+            wanted[:, None] * 48_271 + np.arange(self.config.vocab_size) * 69_621 * (wanted[:, None] + 11)
+        ) % _PRIME
+        logits = (values % 10_007).astype(np.float32) / np.float32(1500)
+        logits[wanted < 0] = np.nan
+        return logits
+
+    def copy_blocks(self, arena: np.ndarray, sources: np.ndarray, targets: np.ndarray, counts: np.ndarray) -> None:
+        """See StepModel."""
+        for source, target, count in zip(sources, targets, counts, strict=True):
+            arena[target, :, :, :, :count] = arena[source, :, :, :, :count]
+
+
+@dataclass(eq=False)
+class RecordingSink:
+    """Remembers everything it is told, and that nothing comes twice, after an end or out of order."""
+
+    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    logprobs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    finished: dict[tuple[int, int], SampleEnded] = field(default_factory=dict)
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    failed: dict[int, TesseraError] = field(default_factory=dict)
+    num_results: int = 0
+
+    def deliver(self, result: StepResult) -> None:
+        """See Sink."""
+        self.num_results += 1
+        for started in result.started:
+            assert started.number not in self.cached
+            self.cached[started.number] = started.cached_tokens
+        for token in result.tokens:
+            assert token.number in self.cached and token.number not in self.ended and token.number not in self.failed
+            assert (token.number, token.sample) not in self.finished
+            self.tokens.setdefault((token.number, token.sample), []).append(token.token)
+            self.logprobs.setdefault((token.number, token.sample), []).append(token.logprobs)
+        for finished in result.finished:
+            assert (finished.number, finished.sample) not in self.finished
+            self.finished[finished.number, finished.sample] = finished
+        for ended in result.ended:
+            assert ended.number not in self.ended and ended.number not in self.failed
+            self.ended[ended.number] = (ended.completion_tokens, ended.cow_copies)
+        for failed in result.failed:
+            self.failed[failed.number] = failed.error
+
+    def done(self, number: int) -> bool:
+        """Whether a request has ended, well or not."""
+        return number in self.ended or number in self.failed
+
+
+class Node:
+    """One engine over one cache manager, stepped by hand."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        model: Any = None,
+        manager: CacheManager | None = None,
+        arena: np.ndarray | None = None,
+        root: bytes = bytes(32),
+        **options: Any,
+    ) -> None:
+        self.model = model if model is not None else RecallModel()
+        size = self.model.layout.block_tokens
+        self.arena = arena if arena is not None else self.model.arena(num_blocks)
+        self.manager = manager or CacheManager(num_blocks=num_blocks, block_tokens=size, epoch=1, on_free=self._poison)
+        self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
+        self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root)
+        self.options = EngineOptions(**{"max_batch": 32, "chunk_tokens": 16, **options})
+        self.engine = Engine(self.model, self.arena, self.client, self.options)
+        self.sink = RecordingSink()
+
+    def _poison(self, blocks: np.ndarray) -> None:
+        self.arena[blocks] = np.nan
+
+    def submit(self, request: Request) -> None:
+        """Hand a request in."""
+        self.engine.submit(request, self.sink)
+
+    def step(self, count: int = 1) -> None:
+        """So many steps."""
+        for _ in range(count):
+            self.engine.step()
+
+    def until(self, done: Callable[[], bool], limit: int = 5000) -> None:
+        """Step until `done`, at most `limit` times."""
+        for _ in range(limit):
+            if done():
+                return
+            self.engine.step()
+            violations = self.manager.check_integrity()
+            assert not violations, violations
+        raise AssertionError(f"not done after {limit} steps")
+
+    def finish(self, *numbers: int) -> None:
+        """Step until the requests have ended, and the loop has nothing more to do."""
+        self.until(lambda: all(self.sink.done(number) for number in numbers))
+        self.until(lambda: not self.engine.step())
+
+    def assert_quiet(self) -> None:
+        """Nothing is held: quiet() of the cases."""
+        self.until(lambda: not self.engine.step())
+        snapshot = self.manager.snapshot()
+        assert (snapshot.active_blocks, snapshot.leases, snapshot.quarantined_blocks) == (0, 0, 0), snapshot
+        assert snapshot.free_blocks + snapshot.cached_blocks == snapshot.total_blocks
+        assert not self.manager.check_integrity()
+
+
+def request(
+    number: int,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    min_tokens: int = 0,
+    stop_ids: Sequence[int] = (),
+    num_logprobs: int | None = None,
+    priority: int = 0,
+    no_read: bool = False,
+    no_store: bool = False,
+    **sampling: Any,
+) -> Request:
+    """A request; greedy unless said."""
+    return Request(
+        number=RequestNumber(number),
+        request_id=f"request-{number}",
+        grant=b"grant",
+        prompt=np.array(prompt, np.int32),
+        sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
+        stopping=StoppingParams(max_tokens, min_tokens, frozenset(stop_ids)),
+        num_logprobs=num_logprobs,
+        no_read=no_read,
+        no_store=no_store,
+        priority=priority,
+    )
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """A prompt of that length, different for each seed."""
+    return np.random.default_rng(seed).integers(4, VOCAB, length).tolist()
+
+
+def solo(item: Request, **options: Any) -> dict[int, list[int]]:
+    """The tokens of each sample of a request alone on a fresh node that caches nothing."""
+    node = Node(num_blocks=1024, **options)
+    alone = Request(
+        **{name: getattr(item, name) for name in Request.__dataclass_fields__} | {"no_read": True, "no_store": True}
+    )
+    node.submit(alone)
+    node.finish(item.number)
+    assert item.number in node.sink.ended, node.sink.failed
+    return {sample: tokens for (_, sample), tokens in node.sink.tokens.items()}
+
+
+def wait_until(probe: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
+    """The first true answer of `probe`, polled; for tests with threads and sockets."""
+    deadline = time.monotonic() + seconds
+    while not (answer := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.005)
+    return answer
+
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "EOS",
+    "VOCAB",
+    "EndReason",
+    "Node",
+    "RecallModel",
+    "RecordingSink",
+    "prompt_of",
+    "request",
+    "solo",
+    "wait_until",
+]
