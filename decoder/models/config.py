@@ -65,7 +65,9 @@ class ModelConfig:
         if self.head_dim % 16 or self.head_dim > 256:
             raise refuse("head_dim", self.head_dim, "a multiple of 16 up to 256")
         if self.hidden_size % 16 or self.intermediate_size % 16:
-            raise refuse("hidden_size, intermediate_size", (self.hidden_size, self.intermediate_size), "multiples of 16")
+            raise refuse(
+                "hidden_size, intermediate_size", (self.hidden_size, self.intermediate_size), "multiples of 16"
+            )
         if not (0.0 < self.norm_epsilon < 1.0):
             raise refuse("norm_epsilon", self.norm_epsilon, "a number between 0 and 1")
         if not self.rope_theta > 0.0:
@@ -113,7 +115,9 @@ def digest_config(config: ModelConfig, weights: bytes, dtype: str) -> ModelDiges
         f"{config.architecture}/layers={config.num_layers}/heads={config.num_heads}/kv={config.num_kv_heads}"
         f"/dim={config.head_dim}/eps={config.norm_epsilon!r}/act=silu/window=none/cap=none/compute={dtype}"
     )
-    return ModelDigests(weights, hashlib.sha256(position.encode()).digest(), hashlib.sha256(attention.encode()).digest())
+    return ModelDigests(
+        weights, hashlib.sha256(position.encode()).digest(), hashlib.sha256(attention.encode()).digest()
+    )
 
 
 def config_from_hugging_face(values: Mapping[str, Any]) -> ModelConfig:

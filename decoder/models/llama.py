@@ -1,136 +1,200 @@
 """The Llama family on a CPU: weights in kernel layout and one forward over a ragged paged batch.
 
-Called by `decoder/runner.py` once a step. It owns its weights and scratch memory and no block: keys and values live
-in the arena it is handed, and it writes only the slots of the batch's query tokens.
+Called by `decoder/runner.py` once a step. It owns its weights, scratch memory and step threads, and no block: keys
+and values live in the arena it is handed, and it writes only the slots of the batch's query tokens.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
-from decoder.kernels import simple
+from decoder.kernels import amx, blocks, step, sync
+from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig, ModelDigests
+from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, to_bfloat16
+from decoder.models.workspace import Workspace
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
+Arena = NDArray[np.float32] | NDArray[np.uint16]
+Read = Callable[[str], FloatArray]
+
+KERNEL_SETS = ("auto", "portable")
 
 
 class CausalLM:
-    """A loaded model. Not safe for concurrent calls: one step at a time."""
+    """A loaded model. Not safe for concurrent calls: one step at a time.
+
+    `read` gives a tensor by its Hugging Face name. `kernels` is "auto" (the fastest the CPU has) or "portable".
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layout: KvLayout,
         digests: ModelDigests,
-        read: Callable[[str], FloatArray],
-        threads: int,
-        report: Callable[[float], None],
+        read: Read,
+        threads: int = 0,
+        report: Callable[[float], None] = lambda done: None,
+        kernels: str = "auto",
     ) -> None:
         self.config = config
         self.layout = layout
         self.digests = digests
-        self._bf16 = layout.dtype is KvDtype.BFLOAT16
-        kind = torch.bfloat16 if self._bf16 else torch.float32
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._bfloat16 = layout.dtype is KvDtype.BFLOAT16
+        self._kernels = self._choose(kernels)
+        self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
+        self._load(read, report)
+        self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
+        self._team: sync.Team | None = None
 
-        def weight(*names: str) -> torch.Tensor:
-            return torch.cat([torch.from_numpy(read(name)) for name in names]).to(kind)
+    def _choose(self, kernels: str) -> f.Float32Kernels | f.Bfloat16Kernels | f.AmxKernels:
+        if kernels not in KERNEL_SETS:
+            raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
+        if not self._bfloat16:
+            return f.Float32Kernels()
+        # A head narrower than a tile would waste most of it.
+        if kernels == "auto" and self.config.head_dim % 32 == 0 and amx.available():
+            return f.AmxKernels()
+        return f.Bfloat16Kernels()
 
-        self._embedding = weight("model.embed_tokens.weight")
-        self._head = self._embedding if config.tie_embeddings else weight("lm_head.weight")
-        self._norm = read("model.norm.weight")
-        self._layers = []
+    def _load(self, read: Read, report: Callable[[float], None]) -> None:
+        config, bfloat16 = self.config, self._bfloat16
+        hidden, inner = config.hidden_size, config.intermediate_size
+        sizes = [
+            packed_elements(config.query_size + 2 * config.kv_size, hidden),
+            packed_elements(hidden, config.query_size),
+            packed_elements(2 * inner, hidden),
+            packed_elements(hidden, inner),
+        ]
+        per_layer = sum(sizes) * (2 if bfloat16 else 4) + 2 * hidden * 4 + 1024
+        head = (packed_elements(config.vocab_size, hidden) + config.vocab_size * hidden) * (2 if bfloat16 else 4)
+        self._memory = Memory(per_layer * config.num_layers + head + hidden * 4 + 4096)
+        memory = self._memory
+
+        def vector(name: str) -> NDArray[Any]:
+            array = memory.take((hidden,), np.float32)
+            array[...] = read(name)
+            return array
+
+        rows: list[list[int]] = []
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-            self._layers.append((
-                read(f"{prefix}input_layernorm.weight"),
-                weight(*(f"{attention}{name}_proj.weight" for name in "qkv")),
-                weight(f"{attention}o_proj.weight"),
-                read(f"{prefix}post_attention_layernorm.weight"),
-                weight(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
-                weight(f"{mlp}down_proj.weight"),
-            ))
-            report((layer + 1) / config.num_layers)
-        exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-        frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
-        angles = np.arange(config.max_position, dtype=np.float32)[:, None] * frequencies
-        self._cos, self._sin = np.cos(angles), np.sin(angles)
+            fused = np.concatenate([read(f"{attention}{name}_proj.weight") for name in "qkv"])
+            gate_up = interleave_blocks(read(f"{mlp}gate_proj.weight"), read(f"{mlp}up_proj.weight"))
+            arrays = [
+                vector(f"{prefix}input_layernorm.weight"),
+                pack(memory, fused, bfloat16),
+                pack(memory, read(f"{attention}o_proj.weight"), bfloat16),
+                vector(f"{prefix}post_attention_layernorm.weight"),
+                pack(memory, gate_up, bfloat16),
+                pack(memory, read(f"{mlp}down_proj.weight"), bfloat16),
+            ]
+            rows.append([array.ctypes.data for array in arrays])
+            report((layer + 1) / (config.num_layers + 1))
+        self._layers = np.array(rows, np.int64)
+        table = read("model.embed_tokens.weight")
+        self._embedding = memory.take(table.shape, np.uint16 if bfloat16 else np.float32)
+        self._embedding[...] = to_bfloat16(table) if bfloat16 else table
+        head_matrix = table if config.tie_embeddings else read("lm_head.weight")
+        self._head = pack(memory, head_matrix, bfloat16)
+        self._final_norm = vector("model.norm.weight")
+        frame = self._frame
+        frame[f.LAYERS] = self._layers.ctypes.data
+        frame[f.EMBEDDING] = self._embedding.ctypes.data
+        frame[f.HEAD] = self._head.ctypes.data
+        frame[f.FINAL_NORM] = self._final_norm.ctypes.data
+        frame[f.VOCAB_COLUMNS] = round_up(config.vocab_size, 32)
 
-    def _linear(self, rows: FloatArray, weight: torch.Tensor) -> FloatArray:
-        result: FloatArray = torch.nn.functional.linear(torch.from_numpy(rows).to(weight.dtype), weight).float().numpy()
-        return result
+    def forward(self, batch: StepBatch, arena: Arena) -> FloatArray:
+        """Run one step; returns float32 logits [R, vocab], valid until the next call.
 
-    def forward(self, batch: StepBatch, arena: NDArray[np.float32] | NDArray[np.uint16]) -> FloatArray:
-        """Run one step; returns float32 logits [R, vocab], valid until the next call."""
-        config = self.config
+        Raises Internal when the batch does not fit the model or the arena; nothing is written then.
+        """
         self._check(batch, arena)
-        epsilon = np.float32(config.norm_epsilon)
-        x = self._embedding[torch.from_numpy(batch.token_ids).long()].float().numpy()
-        rows = x.shape[0]
-        normed = np.empty_like(x)
-        mixed = np.empty((rows, config.query_size), np.float32)
-        gated = np.empty((rows, config.intermediate_size), np.float32)
-        sizes = (config.num_heads, config.num_kv_heads, config.head_dim, self._bf16)
-        for layer, (norm, qkv_weight, o_weight, post_norm, gate_up, down) in enumerate(self._layers):
-            simple.rms_norm(x, norm, epsilon, normed)
-            qkv = self._linear(normed, qkv_weight)
-            simple.rope_write(
-                qkv, self._cos, self._sin, batch.positions, batch.query_starts, batch.block_tables, layer, arena, *sizes
-            )
-            simple.attention(
-                qkv, batch.positions, batch.query_starts, batch.block_tables, layer, arena, *sizes, mixed
-            )
-            x += self._linear(mixed, o_weight)
-            simple.rms_norm(x, post_norm, epsilon, normed)
-            simple.silu_mul(self._linear(normed, gate_up), gated)
-            x += self._linear(gated, down)
-        wanted = x[batch.logit_rows]
-        normed = np.empty_like(wanted)
-        simple.rms_norm(wanted, self._norm, epsilon, normed)
-        return self._linear(normed, self._head)
+        if self._team is None:
+            step.compile_for(self._kernels)
+            self._team = sync.Team(self.threads)
+            self._frame[f.CONTROL] = self._team.control
+            self._team.start(functools.partial(step.run, self._kernels, self._frame))
+            # The workers hold no reference to the model, so that dropping it ends them.
+            weakref.finalize(self, self._team.close)
+        logits = self._workspace.prepare(batch, arena)
+        if batch.token_ids.size:
+            step.run(self._kernels, self._frame, 0)
+        return logits
 
-    def _check(self, batch: StepBatch, arena: NDArray[np.float32] | NDArray[np.uint16]) -> None:
-        # A wrong block id would write into another tenant's memory.
-        kind = np.uint16 if self._bf16 else np.float32
-        if arena.dtype != kind or arena.shape[1:] != self.layout.block_shape:
-            raise Internal(f"arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
-        if batch.block_tables.size and not 0 <= batch.block_tables.min() <= batch.block_tables.max() < arena.shape[0]:
-            raise Internal("a block table names a block outside the arena")
-        if batch.positions.size and not 0 <= batch.positions.min() <= batch.positions.max() < self.config.max_position:
-            raise Internal("a position is outside the model's range")
-        if batch.token_ids.size and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self.config.vocab_size:
-            raise Internal("a token id is outside the vocabulary")
+    def close(self) -> None:
+        """End the step threads. The model can be used again; the threads then start anew."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
 
-    def warm_up(self, arena: NDArray[np.float32] | NDArray[np.uint16]) -> None:
-        """Compile every kernel this model may need; touches the null block alone."""
-        empty = np.zeros(1, np.int32)
-        ends = np.array([0, 1], np.int32)
-        tables = np.zeros((1, 1), np.int32)
+    def warm_up(self, arena: Arena) -> None:
+        """Compile (or load from numba's cache) all kernels and start the threads; touches the null block alone."""
+        tokens = min(2 * self.layout.block_tokens, self.config.max_position, 64)
+        ids = np.zeros(tokens, np.int32)
+        tables = np.zeros((2, tokens), np.int32)
         saved = arena[0].copy()
-        self.forward(StepBatch(empty, empty, ends, empty + 1, tables, empty, 1), arena)
+        positions = np.concatenate([np.zeros(1, np.int32), np.arange(tokens - 1, dtype=np.int32)])
+        starts = np.array([0, 1, tokens], np.int32)
+        lengths = np.array([1, max(1, tokens - 1)], np.int32)
+        rows = np.array([0], np.int32)
+        self.forward(StepBatch(ids, positions, starts, lengths, tables, rows, 1), arena)
+        nothing = np.zeros(0, np.int32)
+        self.copy_blocks(arena, nothing, nothing, nothing)
         arena[0] = saved
 
-    def copy_blocks(
-        self,
-        arena: NDArray[np.float32] | NDArray[np.uint16],
-        sources: IntArray,
-        targets: IntArray,
-        num_tokens: IntArray,
-    ) -> None:
+    def copy_blocks(self, arena: Arena, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer."""
-        for source, target, count in zip(sources, targets, num_tokens, strict=True):
-            arena[target, :, :, :, :count] = arena[source, :, :, :, :count]
+        self._check_arena(arena)
+        blocks.copy_tokens(arena, sources, targets, num_tokens)
 
-    def scrub_blocks(
-        self, arena: NDArray[np.float32] | NDArray[np.uint16], blocks: IntArray, *, poison: bool = False
-    ) -> None:
+    def scrub_blocks(self, arena: Arena, block_ids: IntArray, *, poison: bool = False) -> None:
         """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
-        arena[blocks] = (0x7FC0 if self._bf16 else np.nan) if poison else 0
+        self._check_arena(arena)
+        blocks.fill(arena, block_ids, poison)
+
+    def _check_arena(self, arena: Arena) -> None:
+        kind = np.uint16 if self._bfloat16 else np.float32
+        if arena.dtype != kind or arena.shape[1:] != self.layout.block_shape or not arena.flags.c_contiguous:
+            raise Internal(f"an arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
+
+    def _check(self, batch: StepBatch, arena: Arena) -> None:
+        # The kernels work on addresses: a wrong block id would write into another tenant's memory.
+        self._check_arena(arena)
+        tokens, sequences = batch.token_ids.size, batch.context_lens.size
+        starts = batch.query_starts
+        if batch.positions.size != tokens or starts.size != sequences + 1 or batch.block_tables.shape[0] != sequences:
+            raise Internal("the arrays of a batch have different lengths")
+        if not tokens:
+            return
+        lengths = np.diff(starts)
+        if starts[0] != 0 or starts[-1] != tokens or lengths.min() < 1:
+            raise Internal("query_starts are not prefix sums of positive lengths")
+        if not 0 <= batch.num_decodes <= sequences or (lengths[: batch.num_decodes] != 1).any():
+            raise Internal("the first num_decodes sequences must have one query token")
+        if not np.array_equal(batch.positions[starts[1:] - 1] + 1, batch.context_lens):
+            raise Internal("query tokens are not the last of their context")
+        if not np.array_equal(batch.positions[starts[:-1]] + lengths, batch.context_lens):
+            raise Internal("positions of a sequence do not follow each other")
+        if batch.context_lens.max() > min(self.config.max_position, batch.block_tables.shape[1] * arena.shape[4]):
+            raise Internal("a context is longer than its block table or the model's range")
+        if batch.block_tables.min() < 0 or batch.block_tables.max() >= arena.shape[0]:
+            raise Internal("a block table names a block outside the arena")
+        if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.config.vocab_size:
+            raise Internal("a token id is outside the vocabulary")
+        if batch.logit_rows.size and not 0 <= batch.logit_rows.min() <= batch.logit_rows.max() < tokens:
+            raise Internal("a logit row is outside the batch")

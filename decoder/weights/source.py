@@ -182,7 +182,12 @@ def _unpermute(array: FloatArray, num_heads: int) -> FloatArray:
 
 
 def _is_vocabulary(key: str) -> bool:
-    return key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+    return key in (
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.merges",
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.token_type",
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""Whole-block operations on an arena: the copy of copy-on-write, and scrubbing.
+
+An arena is `[blocks, layers, 2, kv_heads, block_tokens, head_dim]`, float32 or uint16 with bfloat16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import Internal
+
+_BFLOAT16_NAN = 0x7FC0
+
+
+def copy_tokens(
+    arena: NDArray[Any], sources: NDArray[np.int32], targets: NDArray[np.int32], num_tokens: NDArray[np.int32]
+) -> None:
+    """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, all layers, in order of i."""
+    if not sources.size == targets.size == num_tokens.size:
+        raise Internal("a copy plan has columns of different lengths")
+    _check(arena, sources)
+    _check(arena, targets)
+    if num_tokens.size and not 0 <= num_tokens.min() <= num_tokens.max() <= arena.shape[4]:
+        raise Internal("a copy plan names more tokens than a block holds")
+    for source, target, count in zip(sources.tolist(), targets.tolist(), num_tokens.tolist(), strict=True):
+        arena[target, :, :, :, :count] = arena[source, :, :, :, :count]
+
+
+def fill(arena: NDArray[Any], block_ids: NDArray[np.int32], poison: bool) -> None:
+    """Overwrite blocks with zeros, or with NaN."""
+    _check(arena, block_ids)
+    nan = _BFLOAT16_NAN if arena.dtype == np.uint16 else np.nan
+    arena[block_ids] = nan if poison else 0
+
+
+def _check(arena: NDArray[Any], block_ids: NDArray[np.int32]) -> None:
+    # Negative ids would wrap around to another block.
+    if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < arena.shape[0]:
+        raise Internal("a block id is outside the arena")

@@ -1,0 +1,49 @@
+"""The step frame: one int64 array that tells the compiled step where everything is.
+
+Set up by `decoder/models/llama.py`, read by the kernels. Names below are indices; values are counts, or addresses
+and strides in bytes. `LAYERS` points at one row of weight addresses (`LAYER_*`) per layer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+SPAN: Final = 256  # keys of one softmax span; a multiple of 32. Spans start at absolute multiples of it
+ROW_BLOCK: Final = 32  # rows of one product
+ITEM_LANES: Final = 128  # query lanes (token, head of the group) that share one packing of a span
+
+
+class Float32Kernels(NamedTuple):
+    """float32 weights, keys and values."""
+
+    unused: int = 0
+
+
+class Bfloat16Kernels(NamedTuple):
+    """bfloat16 weights, keys and values on any CPU."""
+
+    unused: int = 0
+
+
+class AmxKernels(NamedTuple):
+    """bfloat16 weights, keys and values with AMX tiles."""
+
+    unused: int = 0
+
+
+(
+    CONTROL, COUNTERS, SIZE, NUM_LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, QKV_COLUMNS, MIXED_COLUMNS,
+    VOCAB_COLUMNS, MAX_POSITION, BLOCK_TOKENS, BLOCK_BYTES, LAYER_BYTES, VALUE_OFFSET, HEAD_BYTES, ROW_BYTES,
+    LAYERS, EMBEDDING, FINAL_NORM, HEAD, COSINES, SINES, TILE_CONFIG,
+    RESIDUAL, NORMED, QKV, QUERIES, QUERY_PLANE_BYTES, MIXED, GATED, LOGITS, PARTIALS,
+    SCRATCH, SCRATCH_BYTES, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_STATE, AT_OUTPUT, AT_ROWS, AT_ZEROS,
+    SCORE_ROW, WEIGHT_ROW, STATE_ROW,
+    ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
+    NUM_DECODES, DECODE_SLOTS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
+    FRAME_WORDS,
+) = range(66)  # fmt: skip
+
+LAYER_NORM, LAYER_QKV, LAYER_MIX, LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_WORDS = range(7)
+
+# One task of attention (int32 each): first query row, query rows, sequence, span or -1 for all spans, partial slot.
+TASK_ROW, TASK_ROWS, TASK_SEQUENCE, TASK_SPAN, TASK_SLOT, TASK_WORDS = range(6)

@@ -1,0 +1,180 @@
+"""Work on single rows: embedding, RMS norm, rotary embedding with the key and value write, and activations.
+
+A row is touched by one thread alone, and its arithmetic does not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from decoder.kernels import simd
+from decoder.kernels.frame import (
+    ARENA,
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    COSINES,
+    HEAD_BYTES,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYER_BYTES,
+    OWNERS,
+    POSITIONS,
+    QKV,
+    QKV_COLUMNS,
+    QUERIES,
+    QUERY_PLANE_BYTES,
+    ROW_BYTES,
+    SINES,
+    TABLE_WIDTH,
+    TABLES,
+    VALUE_OFFSET,
+    Float32Kernels,
+)
+
+LOG2_E = np.float32(1.4426950408889634)
+
+
+def is_float32(kernels: Any) -> bool:
+    """Whether a numba type is that of the float32 kernels."""
+    return isinstance(kernels, types.BaseNamedTuple) and kernels.instance_class is Float32Kernels
+
+
+def load_values(kernels: Any, address: int) -> Any:
+    """Sixteen stored elements as float32."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(load_values, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def _load_values(kernels: Any, address: Any) -> Any:
+    if is_float32(kernels):
+        return lambda kernels, address: simd.load_floats(address)
+    return lambda kernels, address: simd.load_bf16(address)
+
+
+def store_values(kernels: Any, address: int, vector: Any) -> None:
+    """Sixteen float32 rounded to the stored type."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(store_values, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def _store_values(kernels: Any, address: Any, vector: Any) -> Any:
+    if is_float32(kernels):
+        return lambda kernels, address, vector: simd.store_floats(address, vector)
+    return lambda kernels, address, vector: simd.store_bf16(address, vector)
+
+
+def element_bytes(kernels: Any) -> int:
+    """Bytes of a stored element."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(element_bytes, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def _element_bytes(kernels: Any) -> Any:
+    if is_float32(kernels):
+        return lambda kernels: 4
+    return lambda kernels: 2
+
+
+def activation(kernels: Any, base: int, row: int, column: int, columns: int) -> int:
+    """Address of sixteen elements of a matmul input of `columns` columns, from `column` (a multiple of 16).
+
+    float32 inputs are row-major; bfloat16 inputs lie in tiles of sixteen rows by 32 columns, the shape AMX loads.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@overload(activation, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def _activation(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
+    if is_float32(kernels):
+        return lambda kernels, base, row, column, columns: base + (row * columns + column) * 4
+    return lambda kernels, base, row, column, columns: (
+        base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 1024 + (row & 15) * 64 + (column & 31) * 2
+    )
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> None:
+    """Copy one embedding row into the float32 residual."""
+    source = table + token * hidden * element_bytes(kernels)
+    for column in range(0, hidden, 16):
+        vector = load_values(kernels, source + column * element_bytes(kernels))
+        simd.store_floats(target + column * 4, vector)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def normalize(
+    kernels: Any, source: int, weight: int, hidden: int, epsilon: float, base: int, row: int, columns: int
+) -> None:
+    """RMS norm (Zhang and Sennrich 2019) of the float32 row at `source` into row `row` of a matmul input."""
+    total = simd.splat(np.float32(0.0))
+    for column in range(0, hidden, 16):
+        value = simd.load_floats(source + column * 4)
+        total = simd.fma(value, value, total)
+    mean = simd.reduce_add(total) / np.float32(hidden)
+    scale = simd.splat(np.float32(1.0) / np.sqrt(np.float32(mean + np.float32(epsilon))))
+    for column in range(0, hidden, 16):
+        value = simd.mul(simd.load_floats(source + column * 4), scale)
+        value = simd.mul(value, simd.load_floats(weight + column * 4))
+        store_values(kernels, activation(kernels, base, row, column, columns), value)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def silu_multiply(gate: Any, up: Any) -> Any:
+    """silu(gate) * up per lane."""
+    power = simd.exp2(simd.mul(gate, simd.splat(-LOG2_E)))
+    return simd.mul(simd.div(gate, simd.add(simd.splat(np.float32(1.0)), power)), up)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def rotate(source: int, cosines: int, sines: int, half: int) -> None:
+    """Rotate one head in place: the first half against the second (RoFormer, in the half-split order)."""
+    if half & 15:
+        for index in range(half):
+            first, second = simd.load_float(source + index * 4), simd.load_float(source + (half + index) * 4)
+            cosine, sine = simd.load_float(cosines + index * 4), simd.load_float(sines + index * 4)
+            simd.store_float(source + index * 4, first * cosine - second * sine)
+            simd.store_float(source + (half + index) * 4, second * cosine + first * sine)
+        return
+    for index in range(0, half, 16):
+        low, high = source + index * 4, source + (half + index) * 4
+        a, b = simd.load_floats(low), simd.load_floats(high)
+        cosine_vector, sine_vector = simd.load_floats(cosines + index * 4), simd.load_floats(sines + index * 4)
+        simd.store_floats(low, simd.sub(simd.mul(a, cosine_vector), simd.mul(b, sine_vector)))
+        simd.store_floats(high, simd.add(simd.mul(b, cosine_vector), simd.mul(a, sine_vector)))
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
+    """Rotate a row's queries and keys, lay its queries out by key head, store its keys and values in its block."""
+    head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]
+    group = heads // kv_heads
+    size = element_bytes(kernels)
+    position = np.int64(simd.load_int32(frame[POSITIONS] + row * 4))
+    angles = position * (head_dim // 2) * 4
+    source = frame[QKV] + row * frame[QKV_COLUMNS] * 4
+    for head in range(heads + kv_heads):
+        rotate(source + head * head_dim * 4, frame[COSINES] + angles, frame[SINES] + angles, head_dim // 2)
+    for head in range(heads):
+        lane = row * group + head % group
+        target = frame[QUERIES] + (head // group) * frame[QUERY_PLANE_BYTES] + lane * head_dim * size
+        for column in range(0, head_dim, 16):
+            vector = simd.load_floats(source + (head * head_dim + column) * 4)
+            store_values(kernels, target + column * size, vector)
+    owner = np.int64(simd.load_int32(frame[OWNERS] + row * 4))
+    entry = owner * frame[TABLE_WIDTH] + position // frame[BLOCK_TOKENS]
+    block = np.int64(simd.load_int32(frame[TABLES] + entry * 4))
+    slot = frame[ARENA] + block * frame[BLOCK_BYTES] + layer * frame[LAYER_BYTES]
+    slot += (position % frame[BLOCK_TOKENS]) * frame[ROW_BYTES]
+    for head in range(kv_heads):
+        keys = source + (heads + head) * head_dim * 4
+        values = keys + kv_heads * head_dim * 4
+        target = slot + head * frame[HEAD_BYTES]
+        for column in range(0, head_dim, 16):
+            store_values(kernels, target + column * size, simd.load_floats(keys + column * 4))
+            target_value = target + frame[VALUE_OFFSET] + column * size
+            store_values(kernels, target_value, simd.load_floats(values + column * 4))

@@ -1,0 +1,285 @@
+"""Sixteen-lane vectors inside numba: the two vector types and the few operations the kernels are written in.
+
+Every value is an LLVM vector, so one source runs as AVX-512, as pairs of AVX2 registers or on any other target. An
+operation maps to one LLVM instruction or a short fixed sequence: the order of a sum never depends on the target.
+Addresses are plain integers; nothing here checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+LANES: Final = 16
+
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_F32 = ir.FloatType()
+_VI16 = ir.VectorType(_I16, LANES)
+_VI32 = ir.VectorType(_I32, LANES)
+_VF32 = ir.VectorType(_F32, LANES)
+
+
+class FloatVector(types.Type):  # type: ignore[misc]
+    """Numba type of sixteen float32 lanes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="float32x16")
+
+
+class IntVector(types.Type):  # type: ignore[misc]
+    """Numba type of sixteen int32 lanes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="int32x16")
+
+
+FLOATS: Final = FloatVector()
+INTS: Final = IntVector()
+
+
+@register_model(FloatVector)
+class _FloatModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VF32)
+
+
+@register_model(IntVector)
+class _IntModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VI32)
+
+
+def _splat_constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [value] * LANES)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _memory_load(result: Any, llvm: Any, align: int) -> Any:
+    def declare(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(_pointer(builder, args[0], llvm), align=align)
+
+        return result(types.int64), generate
+
+    return intrinsic(declare)
+
+
+def _memory_store(value_type: Any, llvm: Any, align: int) -> Any:
+    def declare(typingctx: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[1], _pointer(builder, args[0], llvm), align=align)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, value_type), generate
+
+    return intrinsic(declare)
+
+
+def _operation(result: Any, operands: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
+    """An intrinsic of one to three operands whose code is `emit(builder, *operands)`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit(builder, *args)
+
+    if len(operands) == 1:
+
+        def declare_one(typingctx: Any, a: Any) -> Any:
+            return result(*operands), generate
+
+        return intrinsic(declare_one)
+    if len(operands) == 2:
+
+        def declare_two(typingctx: Any, a: Any, b: Any) -> Any:
+            return result(*operands), generate
+
+        return intrinsic(declare_two)
+
+    def declare_three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+        return result(*operands), generate
+
+    return intrinsic(declare_three)
+
+
+def _emit_splat(builder: Any, value: Any, kind: Any = _VF32) -> Any:
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_VI32, [0] * LANES))
+
+
+def _emit_load_bf16(builder: Any, address: Any) -> Any:
+    raw = builder.load(_pointer(builder, address, _VI16), align=2)
+    wide = builder.shl(builder.zext(raw, _VI32), _splat_constant(_VI32, 16))
+    return builder.bitcast(wide, _VF32)
+
+
+def _emit_splat_bf16(builder: Any, address: Any) -> Any:
+    raw = builder.zext(builder.load(_pointer(builder, address, _I16), align=2), _I32)
+    return _emit_splat(builder, builder.bitcast(builder.shl(raw, _I32(16)), _F32))
+
+
+def _emit_reduce(combine: Callable[..., Any]) -> Callable[..., Any]:
+    def emit(builder: Any, vector: Any) -> Any:
+        for distance in (8, 4, 2, 1):
+            order = [(lane + distance) % LANES for lane in range(LANES)]
+            moved = builder.shuffle_vector(vector, ir.Constant(_VF32, ir.Undefined), ir.Constant(_VI32, order))
+            vector = combine(builder, vector, moved)
+        return builder.extract_element(vector, _I32(0))
+
+    return emit
+
+
+def _emit_max(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _emit_min(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+def _emit_keep_first(builder: Any, vector: Any, count: Any, fill: Any) -> Any:
+    iota = ir.Constant(_VI32, list(range(LANES)))
+    inside = builder.icmp_signed("<", iota, _emit_splat(builder, builder.trunc(count, _I32), _VI32))
+    return builder.select(inside, vector, _emit_splat(builder, fill))
+
+
+def _emit_round_bf16(builder: Any, vector: Any) -> Any:
+    """The bits of sixteen float32 rounded to bfloat16, to nearest even, in the upper half of each lane."""
+    bits = builder.bitcast(vector, _VI32)
+    odd = builder.and_(builder.lshr(bits, _splat_constant(_VI32, 16)), _splat_constant(_VI32, 1))
+    return builder.add(bits, builder.add(odd, _splat_constant(_VI32, 0x7FFF)))
+
+
+def _emit_store_bf16(builder: Any, address: Any, vector: Any) -> Any:
+    high = builder.lshr(_emit_round_bf16(builder, vector), _splat_constant(_VI32, 16))
+    builder.store(builder.trunc(high, _VI16), _pointer(builder, address, _VI16), align=2)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_store_weight(builder: Any, address: Any, vector: Any) -> Any:
+    # Attention weights are positive and finite: rounding half up needs no look at the lowest kept bit.
+    bits = builder.add(builder.bitcast(vector, _VI32), _splat_constant(_VI32, 0x8000))
+    high = builder.lshr(bits, _splat_constant(_VI32, 16))
+    builder.store(builder.trunc(high, _VI16), _pointer(builder, address, _VI16), align=2)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_store_pairs(builder: Any, address: Any, even: Any, odd: Any) -> Any:
+    low = builder.zext(builder.load(_pointer(builder, even, _VI16), align=2), _VI32)
+    high = builder.zext(builder.load(_pointer(builder, odd, _VI16), align=2), _VI32)
+    both = builder.or_(low, builder.shl(high, _splat_constant(_VI32, 16)))
+    builder.store(both, _pointer(builder, address, _VI32), align=4)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_transpose(builder: Any, rows: list[Any], kind: Any) -> list[Any]:
+    """Transpose sixteen vectors by four rounds of perfect shuffles."""
+    undefined = None
+    low = [lane // 2 + (lane % 2) * LANES for lane in range(LANES)]
+    high = [lane // 2 + LANES // 2 + (lane % 2) * LANES for lane in range(LANES)]
+    for _ in range(4):
+        mixed: list[Any] = [undefined] * LANES
+        for index in range(LANES // 2):
+            a, b = rows[index], rows[index + LANES // 2]
+            mixed[2 * index] = builder.shuffle_vector(a, b, ir.Constant(_VI32, low))
+            mixed[2 * index + 1] = builder.shuffle_vector(a, b, ir.Constant(_VI32, high))
+        rows = mixed
+    return rows
+
+
+def _transpose(load: Callable[..., Any], kind: Any) -> Any:
+    def declare(typingctx: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            i64 = ir.IntType(64)
+            start, stride, out, out_stride = args
+            rows = [load(builder, builder.add(start, builder.mul(stride, i64(row)))) for row in range(LANES)]
+            for row, vector in enumerate(_emit_transpose(builder, rows, kind)):
+                address = builder.add(out, builder.mul(out_stride, i64(row)))
+                builder.store(vector, _pointer(builder, address, kind), align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+    return intrinsic(declare)
+
+
+load_floats = _memory_load(FLOATS, _VF32, 4)
+store_floats = _memory_store(FLOATS, _VF32, 4)
+load_ints = _memory_load(INTS, _VI32, 4)
+store_ints = _memory_store(INTS, _VI32, 4)
+load_float = _memory_load(types.float32, _F32, 4)
+store_float = _memory_store(types.float32, _F32, 4)
+load_int32 = _memory_load(types.int32, _I32, 4)
+load_int64 = _memory_load(types.int64, ir.IntType(64), 8)
+store_uint16 = _memory_store(types.uint16, _I16, 2)
+load_uint16 = _memory_load(types.uint16, _I16, 2)
+
+splat = _operation(FLOATS, (types.float32,), _emit_splat)
+splat_ints = _operation(INTS, (types.int32,), lambda b, v: _emit_splat(b, v, _VI32))
+add = _operation(FLOATS, (FLOATS, FLOATS), lambda b, x, y: b.fadd(x, y))
+sub = _operation(FLOATS, (FLOATS, FLOATS), lambda b, x, y: b.fsub(x, y))
+mul = _operation(FLOATS, (FLOATS, FLOATS), lambda b, x, y: b.fmul(x, y))
+div = _operation(FLOATS, (FLOATS, FLOATS), lambda b, x, y: b.fdiv(x, y))
+fma = _operation(FLOATS, (FLOATS,) * 3, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", _VF32, [x, y, z]))
+maximum = _operation(FLOATS, (FLOATS, FLOATS), _emit_max)
+minimum = _operation(FLOATS, (FLOATS, FLOATS), _emit_min)
+keep_first = _operation(FLOATS, (FLOATS, types.int64, types.float32), _emit_keep_first)
+reduce_add = _operation(types.float32, (FLOATS,), _emit_reduce(lambda b, x, y: b.fadd(x, y)))
+reduce_max = _operation(types.float32, (FLOATS,), _emit_reduce(_emit_max))
+as_ints = _operation(INTS, (FLOATS,), lambda b, x: b.bitcast(x, _VI32))
+as_floats = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(x, _VF32))
+add_ints = _operation(INTS, (INTS, INTS), lambda b, x, y: b.add(x, y))
+shift_left_23 = _operation(INTS, (INTS,), lambda b, x: b.shl(x, _splat_constant(_VI32, 23)))
+low_halves = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(b.shl(x, _splat_constant(_VI32, 16)), _VF32))
+high_halves = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(b.and_(x, _splat_constant(_VI32, 0xFFFF0000)), _VF32))
+splat_bf16 = _operation(FLOATS, (types.int64,), _emit_splat_bf16)
+load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
+store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
+store_weight = _operation(types.void, (types.int64, FLOATS), _emit_store_weight)
+store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
+# (source, source stride, target, target stride), strides in bytes: sixteen rows of sixteen 32-bit words.
+transpose_words = _transpose(lambda b, a: b.load(_pointer(b, a, _VI32), align=4), _VI32)
+# The same for sixteen rows of sixteen bfloat16, widened to float32.
+transpose_bf16 = _transpose(_emit_load_bf16, _VF32)
+
+_ROUND: Final = np.float32(12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
+
+
+@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def exp2(x: Any) -> Any:
+    """2**x per lane; relative error below 3e-7; x is clamped to [-126, 126]; exp2(0) is exactly one."""
+    x = minimum(maximum(x, splat(np.float32(-126.0))), splat(np.float32(126.0)))
+    shifted = add(x, splat(_ROUND))
+    fraction = sub(x, sub(shifted, splat(_ROUND)))
+    result = fma(fraction, splat(np.float32(0.00132647458)), splat(np.float32(0.00967152109)))
+    result = fma(result, fraction, splat(np.float32(0.0555073378)))
+    result = fma(result, fraction, splat(np.float32(0.24022242)))
+    result = fma(result, fraction, splat(np.float32(0.693146978)))
+    result = fma(result, fraction, splat(np.float32(1.0)))
+    return as_floats(add_ints(as_ints(result), shift_left_23(as_ints(shifted))))
+
+
+@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+def exp2_short(x: Any) -> Any:
+    """2**x per lane for results that are rounded to bfloat16; relative error below 1e-5; exp2(0) is exactly one."""
+    x = minimum(maximum(x, splat(np.float32(-126.0))), splat(np.float32(126.0)))
+    shifted = add(x, splat(_ROUND))
+    fraction = sub(x, sub(shifted, splat(_ROUND)))
+    result = fma(fraction, splat(np.float32(0.00958286789)), splat(np.float32(0.0559065052)))
+    result = fma(result, fraction, splat(np.float32(0.240240988)))
+    result = fma(result, fraction, splat(np.float32(0.693124184)))
+    result = fma(result, fraction, splat(np.float32(1.0)))
+    return as_floats(add_ints(as_ints(result), shift_left_23(as_ints(shifted))))

@@ -1,0 +1,185 @@
+"""One model step as one compiled function: every thread of the team runs it, with barriers between phases.
+
+Reads the step frame (`frame.py`) and nothing else. Counters: one task counter per layer and product or attention
+phase, zeroed by the caller before the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from decoder.kernels import amx, simd, sync
+from decoder.kernels.attention import attention, combine
+from decoder.kernels.frame import (
+    CONTROL,
+    COUNTERS,
+    EMBEDDING,
+    EPSILON,
+    FINAL_NORM,
+    GATED,
+    HEAD,
+    HIDDEN,
+    INNER,
+    LAYER_DOWN,
+    LAYER_GATE_UP,
+    LAYER_MIX,
+    LAYER_NORM,
+    LAYER_POST_NORM,
+    LAYER_QKV,
+    LAYER_WORDS,
+    LAYERS,
+    LOGIT_ROWS,
+    LOGITS,
+    MIXED,
+    MIXED_COLUMNS,
+    NORMED,
+    NUM_DECODES,
+    NUM_LAYERS,
+    NUM_LOGITS,
+    QKV,
+    QKV_COLUMNS,
+    RESIDUAL,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SIZE,
+    TILE_CONFIG,
+    TOKEN_IDS,
+    TOKENS,
+    VOCAB_COLUMNS,
+)
+from decoder.kernels.linear import ADD, GATE, STORE, is_amx, linear
+from decoder.kernels.rows import element_bytes, embed, normalize, rotate_and_write
+
+COUNTERS_PER_LAYER: Final = 5
+COUNTER_BYTES: Final = 64  # a counter has a cache line of its own
+
+
+def enter(kernels: Any, frame: Any) -> None:
+    """Prepare the calling thread."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(enter, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+def _enter(kernels: Any, frame: Any) -> Any:
+    if is_amx(kernels):
+        return lambda kernels, frame: amx.configure(frame[TILE_CONFIG])
+    return lambda kernels, frame: None
+
+
+def leave(kernels: Any) -> None:
+    """Undo `enter`."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(leave, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+def _leave(kernels: Any) -> Any:
+    if is_amx(kernels):
+        return lambda kernels: amx.release()
+    return lambda kernels: None
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def _product(
+    kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
+    weights: int, columns: int, out: int, out_columns: int,
+) -> None:  # fmt: skip
+    scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
+    pair_bytes = depth * 32 * element_bytes(kernels)
+    linear(
+        kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
+        weights, columns // 32, pair_bytes, out, out_columns,
+    )  # fmt: skip
+    sync.barrier(frame[CONTROL], frame[SIZE])
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: int) -> None:
+    tokens, hidden, inner = frame[TOKENS], frame[HIDDEN], frame[INNER]
+    weights = frame[LAYERS] + layer * LAYER_WORDS * 8
+    epsilon = simd.load_float(frame[EPSILON])
+    counter = layer * COUNTERS_PER_LAYER
+    control, size = frame[CONTROL], frame[SIZE]
+
+    norm = simd.load_int64(weights + LAYER_NORM * 8)
+    for row in range(first, last):
+        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, epsilon, frame[NORMED], row, hidden)
+    sync.barrier(control, size)
+    _product(
+        kernels, frame, counter, rank, STORE, frame[NORMED], tokens, hidden,
+        simd.load_int64(weights + LAYER_QKV * 8), frame[QKV_COLUMNS], frame[QKV], frame[QKV_COLUMNS],
+    )  # fmt: skip
+    for row in range(first, last):
+        rotate_and_write(kernels, frame, layer, row)
+    sync.barrier(control, size)
+    scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
+    attention(kernels, frame, layer, frame[COUNTERS] + (counter + 1) * COUNTER_BYTES, scratch)
+    sync.barrier(control, size)
+    if frame[NUM_DECODES]:
+        combine(kernels, frame, rank, size)
+        sync.barrier(control, size)
+    _product(
+        kernels, frame, counter + 2, rank, ADD, frame[MIXED], tokens, frame[MIXED_COLUMNS],
+        simd.load_int64(weights + LAYER_MIX * 8), hidden, frame[RESIDUAL], hidden,
+    )  # fmt: skip
+    norm = simd.load_int64(weights + LAYER_POST_NORM * 8)
+    for row in range(first, last):
+        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, epsilon, frame[NORMED], row, hidden)
+    sync.barrier(control, size)
+    _product(
+        kernels, frame, counter + 3, rank, GATE, frame[NORMED], tokens, hidden,
+        simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
+    )  # fmt: skip
+    _product(
+        kernels, frame, counter + 4, rank, ADD, frame[GATED], tokens, inner,
+        simd.load_int64(weights + LAYER_DOWN * 8), hidden, frame[RESIDUAL], hidden,
+    )  # fmt: skip
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+def _step(kernels: Any, frame: Any, rank: int) -> None:
+    tokens, hidden, size = frame[TOKENS], frame[HIDDEN], frame[SIZE]
+    first, last = tokens * rank // size, tokens * (rank + 1) // size
+    enter(kernels, frame)
+    for row in range(first, last):
+        token = np.int64(simd.load_int32(frame[TOKEN_IDS] + row * 4))
+        embed(kernels, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
+    for layer in range(frame[NUM_LAYERS]):
+        _layer(kernels, frame, rank, layer, first, last)
+    wanted = frame[NUM_LOGITS]
+    epsilon = simd.load_float(frame[EPSILON])
+    for index in range(wanted * rank // size, wanted * (rank + 1) // size):
+        row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
+        source = frame[RESIDUAL] + row * hidden * 4
+        normalize(kernels, source, frame[FINAL_NORM], hidden, epsilon, frame[NORMED], index, hidden)
+    sync.barrier(frame[CONTROL], size)
+    _product(
+        kernels, frame, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, STORE, frame[NORMED], wanted, hidden,
+        frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
+    )  # fmt: skip
+    leave(kernels)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator,unused-ignore]
+def run(kernels: Any, frame: Any, rank: int) -> None:
+    """Rank 0 runs one step and returns; other ranks serve steps until the team closes."""
+    if rank == 0:
+        sync.next_generation(frame[CONTROL])
+        _step(kernels, frame, 0)
+        return
+    seen = 0
+    while True:
+        seen = sync.await_generation(frame[CONTROL], seen)
+        if seen < 0:
+            return
+        _step(kernels, frame, rank)
+
+
+def compile_for(kernels: Any) -> None:
+    """Compile (or load from numba's cache) the step for one kernel set."""
+    import numba
+
+    run.compile((numba.typeof(kernels), types.int64[::1], types.int64))

@@ -1,0 +1,80 @@
+"""Weights in the order the kernels read them, in one arena of huge pages.
+
+A matrix [out, in] is cut into column blocks of sixteen outputs. In float32 a block is [in, 16]; in bfloat16 it is
+[in / 32, 16 pairs of k, 16, 2], which one AMX tile load or one pair-wise dot product takes as it is. Blocks come in
+pairs; outputs are padded with zero weights to a multiple of 32, inputs to a multiple of 32.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+_HUGE_PAGE = 1 << 21
+
+
+class Memory:
+    """One zeroed, page-aligned mapping cut into 64-byte-aligned arrays. Arrays live as long as this object."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        # Products prefetch past the end of a weight; the slack keeps that inside the mapping.
+        self._offset = -self._bytes.ctypes.data % _HUGE_PAGE
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A zeroed array. Raises ValueError when the mapping was sized too small."""
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if self._offset + num_bytes > self._bytes.size:
+            raise ValueError(f"{num_bytes} bytes do not fit the weight memory")
+        array = self._bytes[self._offset : self._offset + num_bytes].view(dtype).reshape(shape)
+        self._offset += -(-num_bytes // 64) * 64
+        return array
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `value`."""
+    return -(-value // step) * step
+
+
+def to_bfloat16(values: FloatArray) -> NDArray[np.uint16]:
+    """Bits of bfloat16, rounded to nearest even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return rounded.astype(np.uint16)
+
+
+def packed_elements(outputs: int, inputs: int) -> int:
+    """Elements of a packed matrix."""
+    return round_up(outputs, 32) * round_up(inputs, 32)
+
+
+def pack(memory: Memory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
+    """Pack one matrix [out, in] into `memory`."""
+    outputs, inputs = matrix.shape
+    rows, columns = round_up(outputs, 32), round_up(inputs, 32)
+    if (rows, columns) != matrix.shape:
+        padded = np.zeros((rows, columns), np.float32)
+        padded[:outputs, :inputs] = matrix
+        matrix = padded
+    if bfloat16:
+        packed = memory.take((rows // 16, columns // 32, 16, 16, 2), np.uint16)
+        packed[...] = to_bfloat16(matrix).reshape(rows // 16, 16, columns // 32, 16, 2).transpose(0, 2, 3, 1, 4)
+    else:
+        packed = memory.take((rows // 16, columns, 16), np.float32)
+        packed[...] = matrix.reshape(rows // 16, 16, columns).transpose(0, 2, 1)
+    return packed
+
+
+def interleave_blocks(gate: FloatArray, up: FloatArray) -> FloatArray:
+    """Alternate column blocks of two matrices of equal shape, so that one pair holds a block of each."""
+    rows, columns = gate.shape
+    both = np.stack([gate.reshape(rows // 16, 16, columns), up.reshape(rows // 16, 16, columns)], axis=1)
+    return both.reshape(2 * rows, columns)

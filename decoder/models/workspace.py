@@ -1,0 +1,172 @@
+"""Scratch memory of a model step, and the frame that points at it.
+
+Owns every buffer the compiled step writes besides the arena; they grow to the largest batch seen and are zeroed when
+allocated, because padding columns of matmul inputs are multiplied with zero weights and must stay finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.layout import KvLayout
+from decoder.batch import StepBatch
+from decoder.kernels import amx, step
+from decoder.kernels import frame as f
+from decoder.models.config import ModelConfig
+from decoder.models.packing import round_up
+
+_ALIGN = 64
+
+
+def aligned(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed bytes that start on a cache line."""
+    raw = np.zeros(num_bytes + _ALIGN, np.uint8)
+    offset = -raw.ctypes.data % _ALIGN
+    return raw[offset : offset + num_bytes]
+
+
+def rotary_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines, float32 [max_position, head_dim / 2] (RoFormer, Su et al. 2021, section 3.2)."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
+    angles = np.arange(config.max_position, dtype=np.float32)[:, None] * frequencies
+    return np.cos(angles), np.sin(angles)
+
+
+class Workspace:
+    """Buffers for steps of one model; `prepare` fills the frame for a batch."""
+
+    def __init__(
+        self, config: ModelConfig, layout: KvLayout, frame: NDArray[np.int64], threads: int, kernels: object
+    ) -> None:
+        self._config = config
+        self._frame = frame
+        self._element = layout.dtype.itemsize
+        self._amx = isinstance(kernels, f.AmxKernels)
+        self._tokens = self._logits = self._partials = 0
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
+        self._inputs: list[NDArray[Any]] = []
+        head_dim, element = config.head_dim, self._element
+        frame[f.SIZE] = threads
+        for index, value in (
+            (f.NUM_LAYERS, config.num_layers), (f.HIDDEN, config.hidden_size), (f.INNER, config.intermediate_size),
+            (f.HEADS, config.num_heads), (f.KV_HEADS, config.num_kv_heads), (f.HEAD_DIM, head_dim),
+            (f.QKV_COLUMNS, round_up(config.query_size + 2 * config.kv_size, 32)),
+            (f.MIXED_COLUMNS, round_up(config.query_size, 32)), (f.MAX_POSITION, config.max_position),
+            (f.BLOCK_TOKENS, layout.block_tokens), (f.BLOCK_BYTES, layout.block_bytes),
+            (f.LAYER_BYTES, layout.block_bytes // config.num_layers),
+            (f.VALUE_OFFSET, layout.block_bytes // config.num_layers // 2),
+            (f.HEAD_BYTES, layout.block_tokens * head_dim * element), (f.ROW_BYTES, head_dim * element),
+        ):  # fmt: skip
+            frame[index] = value
+        self._constants = np.array([config.norm_epsilon, np.log2(np.e) / np.sqrt(head_dim)], np.float32)
+        frame[f.EPSILON] = self._constants.ctypes.data
+        frame[f.SCALE] = self._constants.ctypes.data + 4
+        self._cosines, self._sines = rotary_tables(config)
+        frame[f.COSINES], frame[f.SINES] = self._cosines.ctypes.data, self._sines.ctypes.data
+        self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
+        frame[f.TILE_CONFIG] = self._tile_config.ctypes.data
+        self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * step.COUNTER_BYTES)
+        frame[f.COUNTERS] = self._counters.ctypes.data
+        self._set_scratch(threads, layout)
+
+    @property
+    def tokens_per_item(self) -> int:
+        """Query tokens of one prefill task of attention."""
+        return max(1, f.ITEM_LANES // self._config.group_size)
+
+    def _set_scratch(self, threads: int, layout: KvLayout) -> None:
+        frame, config = self._frame, self._config
+        head_dim = config.head_dim
+        lanes = round_up(self.tokens_per_item * config.group_size, 32)
+        # Rows are a cache line longer than a power of two, so that a tile's rows fall into different cache sets.
+        frame[f.SCORE_ROW] = f.SPAN * 4 + 64
+        frame[f.WEIGHT_ROW] = f.SPAN * (2 if self._amx else 4) + 64
+        frame[f.STATE_ROW] = head_dim * 4 + 64
+        offset = f.ROW_BLOCK * 32 * 4
+        for index, num_bytes in (
+            (f.AT_SCORES, 32 * int(frame[f.SCORE_ROW])), (f.AT_WEIGHTS, 32 * int(frame[f.WEIGHT_ROW])),
+            (f.AT_KEYS, f.SPAN * head_dim * 4), (f.AT_VALUES, f.SPAN * head_dim * 4),
+            (f.AT_STATE, lanes * int(frame[f.STATE_ROW])), (f.AT_OUTPUT, 32 * head_dim * 4 + 32 * 8),
+            (f.AT_ROWS, 16 * head_dim * 4), (f.AT_ZEROS, head_dim * 4),
+        ):  # fmt: skip
+            frame[index] = offset
+            offset += round_up(num_bytes, _ALIGN)
+        frame[f.SCRATCH_BYTES] = round_up(offset, 4096) + _ALIGN
+        self._hold(f.SCRATCH, threads * int(frame[f.SCRATCH_BYTES]))
+
+    def _hold(self, index: int, num_bytes: int) -> None:
+        self._buffers[index] = aligned(num_bytes)
+        self._frame[index] = self._buffers[index].ctypes.data
+
+    def _grow(self, tokens: int, logits: int, partials: int) -> None:
+        frame, element, config = self._frame, self._element, self._config
+        if tokens > self._tokens:
+            rows = round_up(max(tokens, 2 * self._tokens if self._tokens < 512 else 0), 32)
+            self._tokens = rows
+            self._hold(f.RESIDUAL, rows * config.hidden_size * 4)
+            self._hold(f.NORMED, rows * config.hidden_size * element)
+            self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
+            self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * element)
+            self._hold(f.GATED, rows * config.intermediate_size * element)
+            # Tiles of 32 lanes may start at any lane and read past the last one.
+            frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * element
+            self._hold(f.QUERIES, config.num_kv_heads * int(frame[f.QUERY_PLANE_BYTES]))
+        if logits > self._logits:
+            self._logits = round_up(logits, 32)
+            self._hold(f.LOGITS, self._logits * int(frame[f.VOCAB_COLUMNS]) * 4)
+        if partials > self._partials:
+            self._partials = 2 * partials
+            self._hold(f.PARTIALS, self._partials * config.num_heads * int(frame[f.STATE_ROW]))
+
+    def prepare(self, batch: StepBatch, arena: NDArray[Any]) -> NDArray[np.float32]:
+        """Point the frame at a checked batch; returns the buffer that will hold its logits [R, vocab]."""
+        tokens, logits, decodes = batch.token_ids.size, batch.logit_rows.size, batch.num_decodes
+        tasks, slots = self._plan(batch)
+        # Rows are padded for products, so logit rows share the buffers of token rows.
+        self._grow(max(tokens, logits, 1), max(logits, 1), max(int(slots[-1]), 1))
+        owners = np.repeat(np.arange(batch.context_lens.size, dtype=np.int32), np.diff(batch.query_starts))
+        frame = self._frame
+        self._inputs = []
+        for index, array in (
+            (f.TOKEN_IDS, batch.token_ids), (f.POSITIONS, batch.positions), (f.CONTEXT_LENS, batch.context_lens),
+            (f.TABLES, batch.block_tables), (f.TASKS, tasks), (f.DECODE_SLOTS, slots), (f.OWNERS, owners),
+            (f.LOGIT_ROWS, batch.logit_rows),
+        ):  # fmt: skip
+            array = np.ascontiguousarray(array, np.int32)
+            self._inputs.append(array)
+            frame[index] = array.ctypes.data
+        frame[f.ARENA] = arena.ctypes.data
+        frame[f.TOKENS], frame[f.NUM_LOGITS], frame[f.NUM_DECODES] = tokens, logits, decodes
+        frame[f.SEQUENCES], frame[f.TABLE_WIDTH] = batch.context_lens.size, batch.block_tables.shape[1]
+        frame[f.NUM_TASKS] = tasks.shape[0]
+        self._counters[...] = 0
+        columns = int(frame[f.VOCAB_COLUMNS])
+        buffer = self._buffers[f.LOGITS].view(np.float32).reshape(-1, columns)
+        return buffer[:logits, : self._config.vocab_size]
+
+    def _plan(self, batch: StepBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Attention tasks, the longest prefill items first, and the first partial slot of every decode."""
+        decodes = batch.num_decodes
+        spans = -(-batch.context_lens[:decodes] // f.SPAN)
+        slots = np.zeros(decodes + 1, np.int32)
+        np.cumsum(spans, out=slots[1:])
+        owners = np.repeat(np.arange(decodes, dtype=np.int32), spans)
+        decode = np.ones((owners.size, f.TASK_WORDS), np.int32)
+        order = np.arange(owners.size, dtype=np.int32)
+        decode[:, f.TASK_ROW] = decode[:, f.TASK_SEQUENCE] = owners
+        decode[:, f.TASK_SPAN] = order - slots[owners]
+        decode[:, f.TASK_SLOT] = order
+        prefill = []
+        for sequence in range(decodes, batch.context_lens.size):
+            first, last = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
+            for row in range(first, last, self.tokens_per_item):
+                rows = min(self.tokens_per_item, last - row)
+                prefill.append((int(batch.positions[row]), (row, rows, sequence, -1, 0)))
+        prefill.sort(reverse=True)
+        if not prefill:
+            return decode, slots
+        return np.concatenate([np.array([task for _, task in prefill], np.int32), decode]), slots
