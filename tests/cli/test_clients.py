@@ -1,0 +1,314 @@
+"""`generate`, `chat` and `admin` against small servers that speak the public contract."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from cli.__main__ import main
+from cli.client import Client, Numbers
+from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
+from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.cli.support import serving, write_key
+
+
+class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignore[misc,unused-ignore]
+    """Answers each request with two deltas and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.metadata: list[dict[str, str]] = []
+        self.refuse: status_pb2.Status | None = None
+
+    def Generate(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 - the name is the contract's
+        """Stream a fixed answer."""
+        self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.refuse is not None:
+            context.abort_with_status(rpc_status.to_status(self.refuse))
+        yield inference_pb2.GenerateResponse(
+            accepted=inference_pb2.Accepted(request_id="r1", prompt_tokens=20, cached_tokens=12)
+        )
+        for index in range(max(1, request.sampling.n)):
+            for text in (f"Hel{index}", "lo"):
+                yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text, token_ids=[1]))
+            yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(index=index))
+        usage = inference_pb2.Usage(prompt_tokens=20, cached_tokens=12, completion_tokens=2)
+        yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
+
+
+class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc,unused-ignore]
+    """Three blocks over two pages, one tenant, and a record of every change."""
+
+    def __init__(self) -> None:
+        self.changes: list[Any] = []
+        self.ok = True
+
+    def GetSnapshot(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Some counters."""
+        usage = admin_pb2.TenantUsage(tenant="default", cached_blocks=2, hits=1)
+        return admin_pb2.GetSnapshotResponse(total_blocks=32, free_blocks=30, cached_blocks=2, tenants=[usage])
+
+    def CheckIntegrity(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """As told."""
+        violations = [] if self.ok else ["block 3: references 1, holders 0"]
+        return admin_pb2.CheckIntegrityResponse(ok=self.ok, violations=violations, checked_blocks=32)
+
+    def ListBlocks(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Two blocks a page at most."""
+        first = int(request.page_token or 1)
+        last = min(3, first + min(2, request.page_size) - 1)
+        blocks = [
+            admin_pb2.Block(block=number, state=admin_pb2.BLOCK_STATE_CACHED) for number in range(first, last + 1)
+        ]
+        token = str(last + 1) if last < 3 else ""
+        return admin_pb2.ListBlocksResponse(blocks=blocks, next_page_token=token)
+
+    def ListPrefixes(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """One long node."""
+        node = admin_pb2.Prefix(node=1, tenant="default", num_tokens=160, blocks=range(1, 11), name="ab")
+        return admin_pb2.ListPrefixesResponse(prefixes=[node])
+
+    def ListLeases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """One lease."""
+        return admin_pb2.ListLeasesResponse(leases=[admin_pb2.Lease(lease=4, request_id="r1", blocks=[1, 2])])
+
+    def ListSessions(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """None."""
+        return admin_pb2.ListSessionsResponse()
+
+    def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """One with a key, one without."""
+        key = admin_pb2.Key(key_id="k1", name="laptop", created_unix_seconds=1e9)
+        tenants = [admin_pb2.Tenant(tenant="default", keys=[key]), admin_pb2.Tenant(tenant="empty")]
+        return admin_pb2.ListTenantsResponse(tenants=tenants)
+
+    def EvictBlocks(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Recorded."""
+        self.changes.append(request)
+        return admin_pb2.EvictBlocksResponse(evicted_blocks=2, remaining_blocks=0)
+
+    def AbortRequest(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Known is r1 alone."""
+        if request.request_id != "r1":
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such request")
+        return admin_pb2.AbortRequestResponse()
+
+    def CreateTenant(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Recorded."""
+        self.changes.append(request)
+        return admin_pb2.CreateTenantResponse(tenant=request.tenant)
+
+    def CreateKey(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Recorded."""
+        self.changes.append(request)
+        return admin_pb2.CreateKeyResponse(key_id="k2", key="tsk_new")
+
+    def RevokeKey(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Recorded."""
+        self.changes.append(request)
+        return admin_pb2.RevokeKeyResponse()
+
+
+@pytest.fixture
+def inference(tmp_path: Path) -> Iterator[tuple[FakeInference, list[str]]]:
+    """A running gateway and the flags that reach it."""
+    fake = FakeInference()
+    key = write_key(tmp_path / "tenant.key")
+
+    def register(server: grpc.Server) -> None:
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+
+    with serving(f"unix:{tmp_path}/g.sock", register):
+        yield fake, ["--endpoint", f"unix:{tmp_path}/g.sock", "--key-file", str(key)]
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[tuple[FakeAdmin, list[str]]]:
+    """A running admin RPC in a state directory of its own, and the flags that name it."""
+    fake = FakeAdmin()
+    (tmp_path / "run").mkdir()
+    write_key(tmp_path / "admin.key")
+
+    def register(server: grpc.Server) -> None:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+
+    with serving(f"unix:{tmp_path}/run/admin.sock", register):
+        yield fake, ["--state-dir", str(tmp_path)]
+
+
+Inference = tuple[FakeInference, list[str]]
+Admin = tuple[FakeAdmin, list[str]]
+
+
+def test_generate_streams_text_and_tells_the_numbers(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text goes to stdout alone, numbers to stderr; options, prompt and key reach the gateway as they were given."""
+    fake, flags = inference
+    options = ["--system", "Be brief.", "--max-tokens", "7", "--top-k", "3", "--seed", "5", "--stop", "x", "--no-cache"]
+    assert main(["generate", "Hi", *options, *flags]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hel0lo\n"
+    assert "20 prompt tokens, 12 of them cached" in shown.err
+    request = fake.requests[0]
+    assert [(m.role, m.content) for m in request.chat.messages] == [("system", "Be brief."), ("user", "Hi")]
+    assert (request.stopping.max_tokens, request.sampling.top_k, request.sampling.seed) == (7, 3, 5)
+    assert request.sampling.temperature == 0.0
+    assert request.sampling.HasField("temperature")
+    assert list(request.stopping.stop) == ["x"]
+    assert request.cache.no_read
+    assert request.cache.no_store
+    assert not request.sampling.HasField("top_p")
+    assert fake.metadata[0]["authorization"] == "Bearer tsk_test"
+
+
+def test_generate_shows_samples_apart(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --n the samples do not run into each other."""
+    assert main(["generate", "Hi", "--n", "2", "--quiet", *inference[1]]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "[0] Hel0lo\n[1] Hel1lo\n"
+    assert shown.err == ""
+
+
+def test_generate_reads_plain_text_from_standard_input(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads the prompt from standard input; --raw sends it without a chat template."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("Once upon\n"))
+    assert main(["generate", "-", "--raw", *inference[1]]) == 0
+    assert inference[0].requests[0].text == "Once upon\n"
+
+
+def test_a_refusal_is_told_with_its_numbers(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the server refuses, and how much would have fitted, reaches the user; the status is 1."""
+    info = error_details_pb2.ErrorInfo(reason="EXCEEDS_POOL", metadata={"needed": "40", "usable": "32"})
+    refusal = status_pb2.Status(code=8, message="the prompt needs more blocks than there are")
+    refusal.details.add().Pack(info)
+    inference[0].refuse = refusal
+    assert main(["generate", "Hi", *inference[1]]) == 1
+    shown = capsys.readouterr().err
+    assert "RESOURCE_EXHAUSTED: the prompt needs more blocks than there are" in shown
+    assert "needed 40" in shown
+    assert "usable 32" in shown
+
+
+def test_nobody_there_says_how_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a server the user reads how to start one, for the gateway and for the admin RPC."""
+    key = str(write_key(tmp_path / "k"))
+    assert main(["generate", "Hi", "--endpoint", f"unix:{tmp_path}/none.sock", "--key-file", key]) == 1
+    assert main(["admin", "snapshot", "--target", f"unix:{tmp_path}/none.sock", "--key-file", key]) == 1
+    assert main(["generate", "Hi", "--state-dir", str(tmp_path / "none")]) == 1
+    assert main(["admin", "snapshot", "--state-dir", str(tmp_path / "none")]) == 1
+    told = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(told) == 4
+    assert all("tessera up" in line for line in told)
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A credential file with loose permissions is not used."""
+    key = write_key(tmp_path / "k")
+    key.chmod(0o644)
+    assert main(["generate", "Hi", "--key-file", str(key)]) == 2
+    assert "0600" in capsys.readouterr().err
+
+
+def test_leaving_an_answer_early_cancels_it(inference: Inference, tmp_path: Path) -> None:
+    """Closing the stream of deltas ends the call; nothing raises."""
+    with Client(f"unix:{tmp_path}/g.sock", "tsk_test") as client:
+        deltas = client.generate(inference_pb2.GenerateRequest(text="x"), Numbers())
+        assert next(deltas).text == "Hel0"
+        deltas.close()  # type: ignore[attr-defined]
+
+
+def test_chat_keeps_the_conversation_and_forgets_it_on_reset(
+    inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every turn sends all turns before it; /reset keeps the system prompt alone; /exit ends with status 0."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n/help\ntwo\n/reset\nthree\n/exit\nnever\n"))
+    assert main(["chat", "--system", "S", *inference[1]]) == 0
+    turns = [[m.content for m in request.chat.messages] for request in inference[0].requests]
+    assert turns == [["S", "one"], ["S", "one", "Hel0lo", "two"], ["S", "three"]]
+    assert capsys.readouterr().out.count("12 of them cached") == 3
+
+
+def test_a_failed_turn_leaves_the_conversation_as_it_was(
+    inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error ends the turn and not the chat; its question is not kept."""
+    fake, flags = inference
+    fake.refuse = status_pb2.Status(code=14, message="draining")
+
+    class Lines(io.StringIO):
+        def readline(self, *sizes: Any) -> str:  # type: ignore[override]
+            line = super().readline(*sizes)
+            if line.startswith("two"):
+                fake.refuse = None
+            return line
+
+    monkeypatch.setattr("sys.stdin", Lines("one\ntwo\n"))
+    assert main(["chat", *flags]) == 0
+    assert [m.content for m in fake.requests[-1].chat.messages] == ["two"]
+    assert "draining" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["snapshot"], ["total_blocks", "32", "default"]),
+        (["check"], ["32 blocks checked: every invariant holds"]),
+        (["blocks"], ["cached", "generation"]),
+        (["prefixes"], ["1 2 3 4 5 6 7 8 … (10)", "160"]),
+        (["leases"], ["r1", "1 2"]),
+        (["sessions"], ["none"]),
+        (["tenants"], ["k1", "laptop", "no key", "never"]),
+        (["evict", "--all"], ["2 blocks evicted"]),
+        (["abort", "r1"], ["has been ended"]),
+        (["create-tenant", "acme"], ["tessera admin create-key acme"]),
+        (["create-key", "acme", "--name", "n", "--ttl", "60"], ["k2", "tsk_new", "shown this once"]),
+        (["revoke-key", "k2"], ["k2 is over"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_admin_shows_every_verb_as_text_and_as_json(
+    admin: Admin, command: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each admin command prints what a person needs, and with --json what a program can parse."""
+    assert main(["admin", *command, *admin[1]]) == 0
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in expected), shown
+    assert main(["admin", *command, "--json", *admin[1]]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+def test_admin_follows_the_pages(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list is whole, whatever the page size of the server; --limit cuts it."""
+    for flags, numbers in ([], [1, 2, 3]), (["--limit", "1"], [1]), (["--limit", "3"], [1, 2, 3]):
+        assert main(["admin", "blocks", "--json", *flags, *admin[1]]) == 0
+        assert [block["block"] for block in json.loads(capsys.readouterr().out)] == numbers
+
+
+def test_admin_sends_what_was_asked(admin: Admin) -> None:
+    """The fields of a change are those of the command line."""
+    assert main(["admin", "evict", "--tenant", "acme", "--blocks", "5", *admin[1]]) == 0
+    assert main(["admin", "create-key", "acme", *admin[1]]) == 0
+    evict, key = admin[0].changes
+    assert (evict.all, evict.tenant, evict.num_blocks) == (False, "acme", 5)
+    assert not key.HasField("ttl_seconds")
+
+
+def test_admin_check_fails_where_an_invariant_is_broken(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken invariant is listed and gives status 1, so that scripts can rely on it."""
+    admin[0].ok = False
+    assert main(["admin", "check", *admin[1]]) == 1
+    assert "block 3: references 1" in capsys.readouterr().out
+
+
+def test_admin_tells_what_is_not_there(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown request is NOT_FOUND, with status 1."""
+    assert main(["admin", "abort", "r9", *admin[1]]) == 1
+    assert "NOT_FOUND: no such request" in capsys.readouterr().err

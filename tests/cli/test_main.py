@@ -1,0 +1,93 @@
+"""The `tessera` command itself: which commands there are, and how wrong usage ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.__main__ import COMMANDS, main
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`tessera --help` ends with status 0 and lists every command there is."""
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"]])
+def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No command, or one that is not there, is refused with the list of commands on stderr."""
+    assert main(arguments) == 2
+    assert "usage: tessera COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("cachemgr", "decoder", "gateway")])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command takes --help and ends with status 0."""
+    try:
+        status = main([name, "--help"])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 0
+    assert "usage: tessera" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "--pool-blocks", "many"],
+        ["up", "--no-such-option"],
+        ["demo", "--block-tokens", "17"],
+        ["generate"],
+        ["generate", "x", "--max-tokens", "1.5"],
+        ["generate", "x", "--raw", "--system", "y"],
+        ["admin"],
+        ["admin", "evict"],
+        ["admin", "blocks", "--state", "melted"],
+        ["admin", "blocks", "--limit", "0"],
+        ["model", "fetch", "no-slash"],
+        ["model", "fetch", "a/b", "--wheel", "c.whl"],
+        ["probe"],
+        ["probe", "--target", "x", "--timeout", "0"],
+        ["bench", "no-such-benchmark"],
+    ],
+)
+def test_bad_input_ends_with_status_2_and_a_message(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a user types wrong is answered with a message and status 2, never with a traceback."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TESSERA_MODEL", str(tmp_path))
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 2
+    assert capsys.readouterr().err.strip()
+
+
+def test_up_without_a_model_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A newcomer who starts `tessera up` first is told about `tessera model fetch`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TESSERA_MODEL", raising=False)
+    assert main(["up"]) == 1
+    assert "tessera model fetch" in capsys.readouterr().err
+
+
+def test_probe_imports_neither_torch_nor_numpy() -> None:
+    """The health check of a container starts fast: it loads gRPC and no numerics."""
+    program = (
+        "import sys; from cli.__main__ import main; "
+        "status = main(['probe', '--target', 'unix:/nowhere', '--timeout', '1']); "
+        "print(status, sorted({'torch', 'numba', 'numpy', 'tokenizers'} & set(sys.modules)), 'grpc' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "1 [] True"

@@ -1,0 +1,88 @@
+"""The command lines of a node's processes, and the lock that keeps one supervisor to a state directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.errors import CommandError
+from cli.node import plan_node, sole_supervisor
+from common.config import Options, build_parser, load_options
+from common.paths import StatePaths
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment of our own with a fetched demo model."""
+    models = tmp_path / "cache" / "tessera" / "models"
+    models.mkdir(parents=True)
+    (models / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+    (models / "owner--model").mkdir()
+    return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def child_options(command: tuple[str, ...], environ: dict[str, str]) -> tuple[str, Options]:
+    """The service of a child's command line and the options that it would load."""
+    service, flags = command[2], list(command[3:])
+    return service, load_options(build_parser(service).parse_args(flags), environ)
+
+
+def test_every_process_gets_the_options_of_up(environ: dict[str, str]) -> None:
+    """Flags of `up` reach all processes alike; state directory and model are the same absolute paths in all of them."""
+    flags = ["--pool-blocks", "40", "--no-prefix-cache", "--dtype", "float32", "--listen", "127.0.0.1:6000"]
+    stages = plan_node(flags, environ).stages()
+    loaded = [child_options(spec.command, environ) for stage in stages for spec in stage]
+    assert [service for service, _ in loaded] == ["cachemgr", "decoder", "gateway"]
+    for _, options in loaded:
+        assert (options.pool_blocks, options.prefix_cache, options.dtype) == (40, False, "float32")
+        assert options.listen == "127.0.0.1:6000"
+        assert options.model is not None
+        assert options.model.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+        assert options.model.is_absolute()
+        assert options.state_dir == Path(environ["XDG_STATE_HOME"]) / "tessera"
+
+
+def test_several_decoders_share_the_cores(environ: dict[str, str]) -> None:
+    """Each decoder has its own index, socket and share of the cores; a share that was asked for is kept."""
+    cores = len(os.sched_getaffinity(0))
+    decoders = plan_node(["--decoders", "3"], environ).stages()[1]
+    options = [child_options(spec.command, environ)[1] for spec in decoders]
+    assert [item.decoder_index for item in options] == [0, 1, 2]
+    assert {item.threads for item in options} == {max(1, cores // 3)}
+    assert len({spec.health_target for spec in decoders}) == 3
+    asked = plan_node(["--decoders", "2", "--threads", "7"], environ).stages()[1]
+    assert {child_options(spec.command, environ)[1].threads for spec in asked} == {7}
+
+
+def test_a_fetched_model_can_be_named(environ: dict[str, str], tmp_path: Path) -> None:
+    """--model takes a path, or the name of a fetched model; anything else is refused with status 2."""
+    model = plan_node(["--model", "owner/model"], environ).options.model
+    assert model is not None
+    assert model.name == "owner--model"
+    with pytest.raises(CommandError, match="no model at") as refused:
+        plan_node(["--model", str(tmp_path / "none")], environ)
+    assert refused.value.status == 2
+
+
+def test_a_state_directory_too_long_for_sockets_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    """A path that no Unix socket fits into is refused before anything starts."""
+    with pytest.raises(CommandError, match="too long for a Unix socket"):
+        plan_node(["--state-dir", str(tmp_path / ("x" * 120))], environ)
+
+
+def test_one_supervisor_a_state_directory(tmp_path: Path) -> None:
+    """A second `tessera up` on the same state directory is refused; after the first has ended, it is not."""
+    paths = StatePaths(tmp_path)
+    with sole_supervisor(paths), pytest.raises(CommandError, match="another `tessera up`"), sole_supervisor(paths):
+        raise AssertionError("it was let in")
+    with sole_supervisor(paths):
+        pass
+
+
+def test_a_gateway_behind_tls_has_no_health_target(environ: dict[str, str]) -> None:
+    """The supervisor does not ask a TLS gateway in plain text."""
+    plain = plan_node([], environ).stages()[2][0]
+    secure = plan_node(["--tls-cert", "c.pem", "--tls-key", "k.pem"], environ).stages()[2][0]
+    assert (plain.health_target, secure.health_target) == ("127.0.0.1:50051", None)

@@ -1,0 +1,223 @@
+"""The supervisor over real, tiny children: order, restarts, drain, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.child import ChildSpec, LogTail, loud_line
+from cli.errors import CommandError
+from cli.restarts import RestartLimits
+from cli.supervisor import Stopped, Supervisor, describe_status
+from tests.cli.support import wait_until
+
+# A child that says when it starts and ends in one shared file, in order; `touch(ready)` makes it healthy.
+CHILD = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    name, record, ready, mode = sys.argv[1:5]
+    def note(what):
+        with open(record, "a") as file:
+            file.write(f"{what} {name}\\n")
+    def end(*_):
+        note("end")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+    note("start")
+    open(ready, "w").close()
+    if mode == "crash":
+        print("error: this one always dies", file=sys.stderr)
+        sys.exit(3)
+    while True:
+        time.sleep(0.05)
+    """
+)
+
+
+class Rig:
+    """Children of `CHILD` below one folder, and what was said about them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record = folder / "record"
+        self.said: list[str] = []
+        self.script = folder / "child.py"
+        self.script.write_text(CHILD, encoding="utf-8")
+        self.asked_to_stop = False
+        self.made: list[Supervisor] = []
+
+    def spec(self, name: str, mode: str = "run") -> ChildSpec:
+        """One child; its health target is the file that it makes when it is up."""
+        ready = str(self.folder / f"{name}.ready")
+        return ChildSpec(name, (sys.executable, str(self.script), name, str(self.record), ready, mode), ready)
+
+    def supervisor(self, *stages: list[ChildSpec], limits: RestartLimits | None = None) -> Supervisor:
+        """A supervisor that takes a file for health."""
+        made = Supervisor(
+            stages,
+            self.folder,
+            self.said.append,
+            limits=limits or RestartLimits(0.02, 0.1, 3, 60.0),
+            healthy=lambda target: Path(target).exists(),
+            stopping=lambda: self.asked_to_stop,
+        )
+        self.made.append(made)
+        return made
+
+    def events(self) -> list[str]:
+        """What the children noted, in order."""
+        return self.record.read_text(encoding="utf-8").splitlines() if self.record.exists() else []
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A rig whose children are gone afterwards, whatever the test did."""
+    made = Rig(tmp_path)
+    yield made
+    for supervisor in made.made:
+        supervisor.stop(0.0)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process (a zombie apart) has this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_stages_start_in_order_and_stop_in_reverse(rig: Rig) -> None:
+    """A stage starts when the one before is healthy, and ends before it: gateway, then decoders, then cache manager."""
+    supervisor = rig.supervisor([rig.spec("cachemgr")], [rig.spec("decoder-0")], [rig.spec("gateway")])
+    supervisor.start(20.0)
+    assert supervisor.is_ready()
+    assert supervisor.stop(10.0)
+    starts = ["start cachemgr", "start decoder-0", "start gateway"]
+    assert rig.events() == [*starts, "end gateway", "end decoder-0", "end cachemgr"]
+
+
+def test_a_child_that_dies_is_started_again(rig: Rig) -> None:
+    """A killed child comes back with another process id, its end is explained, and the others are left alone."""
+    supervisor = rig.supervisor([rig.spec("cachemgr")], [rig.spec("decoder-0")])
+    supervisor.start(20.0)
+    before = supervisor.pids()
+    os.kill(before["decoder-0"], signal.SIGKILL)
+
+    def back() -> bool:
+        supervisor.poll()
+        return supervisor.is_ready() and supervisor.pids()["decoder-0"] != before["decoder-0"]
+
+    wait_until(back, "the decoder is back")
+    assert supervisor.pids()["cachemgr"] == before["cachemgr"]
+    assert any("killed by SIGKILL" in line for line in rig.said)
+
+
+def test_a_child_that_keeps_dying_ends_the_node_with_its_last_words(rig: Rig) -> None:
+    """After too many rapid crashes the supervisor gives up, and what the child said last stands on the terminal."""
+    supervisor = rig.supervisor([rig.spec("cachemgr")], [rig.spec("decoder-0", "crash")])
+    with pytest.raises(CommandError, match="decoder-0 ended 4 times"):
+        supervisor.start(20.0)
+        while True:
+            supervisor.poll()
+    assert supervisor.stop(10.0)
+    assert rig.events().count("start decoder-0") == 4
+    assert any("this one always dies" in line for line in rig.said)
+    assert rig.events()[-1] == "end cachemgr"
+
+
+def test_waiting_for_health_ends_when_time_is_over(rig: Rig) -> None:
+    """A child that never becomes healthy is named when the time is over."""
+    never = ChildSpec("gateway", rig.spec("gateway").command, str(rig.folder / "never"))
+    with pytest.raises(CommandError, match="not ready after 0 s: gateway"):
+        rig.supervisor([never]).start(0.1)
+
+
+def test_asking_to_stop_ends_the_wait(rig: Rig) -> None:
+    """Ctrl-C during the start raises Stopped at once."""
+    rig.asked_to_stop = True
+    never = ChildSpec("gateway", rig.spec("gateway").command, str(rig.folder / "never"))
+    with pytest.raises(Stopped):
+        rig.supervisor([never]).start(20.0)
+
+
+@pytest.mark.parametrize("hurried", [True, False])
+def test_a_child_that_ignores_the_drain_is_killed(rig: Rig, hurried: bool) -> None:
+    """SIGKILL follows when the grace is over, or at once when the user hurries; the stop then counts as unclean."""
+    supervisor = rig.supervisor([rig.spec("decoder-0", "stubborn")])
+    supervisor.start(20.0)
+    pid = supervisor.pids()["decoder-0"]
+    assert not supervisor.stop(600.0 if hurried else 0.2, lambda: hurried)
+    assert is_gone(pid)
+    assert rig.said[-1] == "decoder-0 was killed"
+
+
+def test_children_do_not_outlive_a_killed_supervisor(rig: Rig) -> None:
+    """kill -9 of the supervisor ends every child, even one that ignores SIGTERM."""
+    ready = rig.folder / "decoder-0.ready"
+    program = textwrap.dedent(
+        f"""
+        import pathlib, sys, time
+        from cli.child import Child, ChildSpec
+        spec = ChildSpec("decoder-0", {rig.spec("decoder-0", "stubborn").command!r})
+        child = Child.start(spec, pathlib.Path({str(rig.folder / "x.log")!r}), dict(**__import__("os").environ))
+        print(child.pid, flush=True)
+        time.sleep(600)
+        """
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        wait_until(ready.exists, "the child runs")
+        assert not is_gone(pid), "positive control: it lives while its supervisor does"
+    finally:
+        owner.kill()
+        owner.communicate()
+    wait_until(lambda: is_gone(pid), "the child is gone")
+
+
+def test_children_have_process_groups_and_logs_of_their_own(rig: Rig) -> None:
+    """Ctrl-C on the terminal reaches no child, and a log is readable by its owner alone."""
+    supervisor = rig.supervisor([rig.spec("gateway")])
+    supervisor.start(20.0)
+    pid = supervisor.pids()["gateway"]
+    assert os.getpgid(pid) == pid != os.getpgid(0)
+    assert (rig.folder / "gateway.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_errors_of_a_log_are_told_and_the_rest_is_not() -> None:
+    """Events of level error reach the terminal with their fields; others, and broken lines, stay in the file."""
+    line = json.dumps({"event": "step_failed", "level": "error", "timestamp": "t", "process": "decoder", "step": 7})
+    assert loud_line(line) == "step_failed step=7"
+    assert loud_line("error: no room") == "error: no room"
+    quiet = [json.dumps({"event": "ready", "level": "info"}), "{broken", "warning: x", "[1]", ""]
+    assert [loud_line(text) for text in quiet] == [None] * 5
+
+
+def test_a_log_is_read_in_whole_lines(tmp_path: Path) -> None:
+    """A line that is still being written waits for its end, and is then told once."""
+    log = tmp_path / "x.log"
+    log.write_bytes(b"old\n")
+    tail = LogTail(log)
+    with log.open("ab") as file:
+        file.write(b"one\ntw")
+    assert tail.new_lines() == ["one"]
+    with log.open("ab") as file:
+        file.write(b"o\n")
+    assert tail.new_lines() == ["two"]
+    assert tail.new_lines() == []
+
+
+def test_statuses_are_told_in_words() -> None:
+    """A signal is named, an exit status is a number."""
+    assert describe_status(3) == "exit status 3"
+    assert describe_status(-9) == "killed by SIGKILL"
+    assert describe_status(-250) == "killed by signal 250"
