@@ -1,0 +1,184 @@
+"""One decoder process: model, engine, session and service put together, from start to drained end.
+
+Invariants: health says SERVING only while a request that came now would be served, and follows that within a second;
+at the end leases are released before the session closes. Called by `__main__` once the thread environment is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from common.config import Options
+from common.credentials import read_secret
+from common.errors import FailedPrecondition, InvalidArgument
+from common.interceptors import BearerInterceptor, ErrorInterceptor
+from common.layout import KvDtype
+from common.logs import get_logger
+from common.paths import StatePaths
+from common.rpc import Health, add_health_and_reflection, bind, make_server, unix_target
+from decoder.cache_client import GrpcCacheClient, SessionTarget
+from decoder.cache_key import cache_key, tokenizer_digest
+from decoder.engine import Engine, EngineOptions
+from decoder.service import SERVICE_NAME, Backend, DecodeService
+from decoder.validation import ServedModel
+from decoder.weights import load_model
+from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
+from tessera.inference.v1 import inference_pb2
+
+HEALTH_SECONDS: Final = 0.2
+KEY_SECONDS: Final = 30.0
+JOIN_SECONDS: Final = 30.0
+LOGGED_FRACTION: Final = 0.25
+
+
+async def serve(options: Options, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then drain and end. Raises the TesseraError that keeps the decoder from serving."""
+    if options.model is None:
+        raise InvalidArgument("model", "is not set; give --model, a GGUF file or a Hugging Face directory")
+    paths = StatePaths(options.state_dir)
+    paths.prepare()
+    secret = await _internal_key(paths.internal_key, stop)
+    if secret is None:
+        return
+    server = make_server([ErrorInterceptor(), BearerInterceptor(secret)])
+    service = DecodeService()
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore]
+    health = await add_health_and_reflection(server, [SERVICE_NAME], with_reflection=False)
+    bind(server, unix_target(paths.decoder_socket(options.decoder_index)))
+    await server.start()
+    try:
+        model, tokenizer = await asyncio.to_thread(_load, options.model, options)
+        target = SessionTarget(
+            target=unix_target(paths.cachemgr_socket),
+            secret=secret,
+            arena_socket=paths.arena_socket,
+            layout=model.layout,
+            key=cache_key(model, tokenizer),
+            decoder_name=f"decoder-{options.decoder_index}",
+        )
+        await _run(options, model, target, service, health, stop)
+    finally:
+        await server.stop(grace=1.0)
+        with contextlib.suppress(FileNotFoundError):
+            paths.decoder_socket(options.decoder_index).unlink()
+
+
+async def _run(
+    options: Options, model: Any, target: SessionTarget, service: DecodeService, health: Health, stop: asyncio.Event
+) -> None:
+    client = GrpcCacheClient(target)
+    engine = Engine(
+        model,
+        None,
+        client,
+        EngineOptions(
+            max_batch=options.max_batch,
+            chunk_tokens=options.chunk_tokens,
+            max_queue=options.max_queue,
+            window_tokens=options.window_tokens,
+            step_delay_seconds=options.faults.step_delay_seconds,
+        ),
+    )
+    engine.start()
+    service.backend = _backend(options, model, engine)
+    session = asyncio.create_task(client.run())
+    watcher = asyncio.create_task(_follow_health(engine, health))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((session, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if session.done():
+            session.result()  # raises why this decoder cannot work with the cache manager
+        engine.drain()
+        await health.set(False)
+        await _drained(engine, options.drain_seconds)
+    finally:
+        for task in (watcher, stopping):
+            task.cancel()
+        await health.set(False)
+        engine.stop()
+        if not await asyncio.to_thread(engine.join, JOIN_SECONDS):
+            get_logger().warning("engine_left", seconds=JOIN_SECONDS)
+        await client.close()
+        await asyncio.wait((session,), timeout=JOIN_SECONDS)
+
+
+async def _drained(engine: Engine, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while engine.num_requests and time.monotonic() < deadline:
+        await asyncio.sleep(HEALTH_SECONDS / 4)
+    get_logger().info("decoder_drained", left=engine.num_requests)
+
+
+async def _follow_health(engine: Engine, health: Health) -> None:
+    while True:
+        if engine.is_serving != health.serving:
+            await health.set(not health.serving)
+            get_logger().info("health_changed", serving=health.serving)
+        await asyncio.sleep(HEALTH_SECONDS)
+
+
+async def _internal_key(path: Path, stop: asyncio.Event) -> str | None:
+    # The cache manager makes the key at its first start, which may be now.
+    deadline = time.monotonic() + KEY_SECONDS
+    while not stop.is_set():
+        try:
+            return read_secret(path)
+        except FailedPrecondition:
+            if path.exists() or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(HEALTH_SECONDS)
+    return None
+
+
+def _load(path: Path, options: Options) -> tuple[Any, bytes]:
+    # Compiling and loading take seconds; both happen before anybody is told that this decoder serves.
+    log = get_logger()
+    logged = {"": -1.0}
+
+    def progress(stage: str, fraction: float) -> None:
+        if fraction >= logged.get(stage, -1.0) + LOGGED_FRACTION or fraction >= 1.0:
+            logged[stage] = fraction
+            log.info("model_loading", stage=stage, fraction=round(fraction, 2))
+
+    dtype: Literal["float32", "bfloat16"] = "float32" if options.dtype == "float32" else "bfloat16"
+    started = time.monotonic()
+    model = load_model(path, dtype, options.block_tokens, options.kv_dtype, options.threads, progress)
+    shape = (2, *model.layout.block_shape)
+    is_float32 = model.layout.dtype is KvDtype.FLOAT32
+    model.warm_up(np.zeros(shape, np.float32) if is_float32 else np.zeros(shape, np.uint16))
+    log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))
+    return model, tokenizer_digest(path)
+
+
+def _name_of(path: Path | None) -> str:
+    if path is None:
+        return ""
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def _backend(options: Options, model: Any, engine: Engine) -> Backend:
+    config, layout = model.config, model.layout
+    max_context = min(options.max_context or config.max_position, config.max_position)
+    name = options.model_name or _name_of(options.model)
+    served = ServedModel(config.vocab_size, max_context, frozenset(config.eos_token_ids), options.prefix_cache)
+    welcome = decode_pb2.Welcome(
+        model=inference_pb2.Model(
+            name=name,
+            vocab_size=config.vocab_size,
+            max_context_tokens=max_context,
+            block_tokens=layout.block_tokens,
+            dtype=options.dtype,
+            kv_dtype=layout.dtype.value,
+        ),
+        eos_token_ids=config.eos_token_ids,
+        max_batch=options.max_batch,
+        window_tokens=options.window_tokens,
+        weights_digest=model.digests.weights,
+    )
+    return Backend(engine, served, welcome)

@@ -1,0 +1,175 @@
+"""`DecodeService`: one stream for each gateway, one message a step, every request of the gateway on it.
+
+Invariants: the welcome comes first; a bad submission fails alone; when a stream ends, whichever way, its requests are
+cancelled. Converts step results to protobuf and decides nothing. Runs on the IO event loop; results come from the
+engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unavailable
+from common.interceptors import failure_fields
+from decoder.engine import Engine
+from decoder.outputs import EndReason, RequestFailed, SampleToken, StepResult
+from decoder.sequence import RequestNumber
+from decoder.validation import ServedModel, request_of
+from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
+from tessera.inference.v1 import inference_pb2
+
+SERVICE_NAME: Final = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
+# Windows bound what waits for a gateway that stands still; this bounds one whose windows are never reached.
+MAX_WAITING_RESULTS: Final = 16_384
+_REASONS: Final = {
+    EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What serves the streams, once the model is loaded."""
+
+    engine: Engine
+    model: ServedModel
+    welcome: decode_pb2.Welcome
+
+
+class GatewayStream:
+    """The sink of one gateway: results of the engine wait here for the stream, joined where it is slow."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = MAX_WAITING_RESULTS) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._waiting: deque[StepResult] = deque()
+        self._ready = asyncio.Event()
+        self._closed = False
+
+    def deliver(self, result: StepResult) -> None:
+        """See Sink; from any thread."""
+        self._waiting.append(result)
+        self._wake()
+
+    def close(self) -> None:
+        """No more will come: `next` ends."""
+        self._closed = True
+        self._wake()
+
+    async def next(self) -> decode_pb2.StepOutput | None:
+        """What has come since the last call, in one message; None at the end. Raises where far too much has."""
+        while not self._waiting:
+            if self._closed:
+                return None
+            self._ready.clear()
+            if not self._waiting and not self._closed:
+                await self._ready.wait()
+        if len(self._waiting) > self._limit:
+            raise ResourceExhausted(
+                "the gateway does not read its stream", subject="results", needed=len(self._waiting), usable=self._limit
+            )
+        output = decode_pb2.StepOutput()
+        while self._waiting:
+            add_result(output, self._waiting.popleft())
+        return output
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+
+class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
+    """Serves gateways once `backend` is set; until then it answers UNAVAILABLE."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+
+    async def Connect(  # noqa: N802 - the name of the RPC
+        self, request_iterator: AsyncIterator[decode_pb2.ConnectRequest], context: Any
+    ) -> AsyncIterator[decode_pb2.ConnectResponse]:
+        """Carry a gateway's requests until either side ends the stream."""
+        backend = self.backend
+        if backend is None:
+            raise Unavailable("the decoder is loading its model", reason="LOADING")
+        stream = GatewayStream(asyncio.get_running_loop())
+        # The generator may be left suspended when a call dies in mid-send; this callback comes in every case.
+        context.add_done_callback(lambda _: backend.engine.disconnect(stream))
+        reading = asyncio.create_task(self._read(backend, stream, request_iterator))
+        try:
+            yield decode_pb2.ConnectResponse(welcome=backend.welcome)
+            while (output := await stream.next()) is not None:
+                yield decode_pb2.ConnectResponse(step=output)
+            await reading  # raises what the gateway did wrong
+        finally:
+            reading.cancel()
+            backend.engine.disconnect(stream)
+
+    async def _read(
+        self, backend: Backend, stream: GatewayStream, requests: AsyncIterator[decode_pb2.ConnectRequest]
+    ) -> None:
+        try:
+            async for request in requests:
+                match request.WhichOneof("message"):
+                    case "submit":
+                        _submit(backend, stream, request.submit)
+                    case "cancel":
+                        cancel = request.cancel
+                        sample = cancel.index if cancel.HasField("index") else None
+                        backend.engine.cancel(stream, RequestNumber(cancel.request), sample)
+                    case "consumed":
+                        number = RequestNumber(request.consumed.request)
+                        backend.engine.consumed(stream, number, request.consumed.tokens)
+                    case _:
+                        raise InvalidArgument("message", "is not set, or not one of this build")
+        finally:
+            stream.close()
+
+
+def _submit(backend: Backend, stream: GatewayStream, submit: decode_pb2.Submit) -> None:
+    try:
+        request = request_of(submit, backend.model)
+    except TesseraError as error:
+        stream.deliver(StepResult(failed=[RequestFailed(RequestNumber(submit.request), error)]))
+        return
+    backend.engine.submit(request, stream)
+
+
+def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
+    """Add what a step brought to a message; the order within each list is that of the steps."""
+    for started in result.started:
+        output.started.add(
+            request=started.number, cached_tokens=started.cached_tokens, queue_nanoseconds=max(0, started.queue_ns)
+        )
+    for token in result.tokens:
+        _add_token(output, token)
+    for finished in result.finished:
+        output.finished.add(
+            request=finished.number,
+            index=finished.sample,
+            reason=_REASONS[finished.reason],
+            stop_token_id=finished.stop_id,
+        )
+    for ended in result.ended:
+        output.ended.add(request=ended.number, completion_tokens=ended.completion_tokens, cow_copies=ended.cow_copies)
+    for failed in result.failed:
+        retry = failed.error.retry_after_seconds
+        output.failed.add(
+            request=failed.number,
+            retry_after_nanoseconds=0 if retry is None else int(retry * 1e9),
+            **failure_fields(failed.error),
+        )
+
+
+def _add_token(output: decode_pb2.StepOutput, token: SampleToken) -> None:
+    item = output.tokens.add(request=token.number, index=token.sample, token_ids=(token.token,))
+    if token.logprobs is not None:
+        item.logprobs.add(
+            token_id=token.token,
+            logprob=token.logprobs.chosen,
+            top=[inference_pb2.TopLogprob(token_id=t, logprob=value) for t, value in token.logprobs.top],
+        )

@@ -1,0 +1,162 @@
+"""Every field of a `Submit` against what its proto comment allows, once more behind the gateway.
+
+Invariant: a request comes out of here as documented or is refused by its proto path, alone. Comparisons are written so
+that NaN fails them. Pure; called by the service. The conversion from protobuf to `Request` is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import InvalidArgument, Unimplemented
+from common.tokens import unpack_tokens
+from decoder.sequence import IntArray, Request, RequestNumber, SamplingParams, StoppingParams
+from tessera.common.v1 import common_pb2
+from tessera.decode.v1 import decode_pb2
+from tessera.inference.v1 import inference_pb2
+
+MAX_SAMPLES: Final = 16
+MAX_STOP_IDS: Final = 64
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 20
+MAX_ID_CHARACTERS: Final = 128
+MAX_GRANT_BYTES: Final = 4096
+CACHE_PRIORITY: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What bounds a request: ids below `vocab_size`, prompt and answer within `max_context` tokens."""
+
+    vocab_size: int
+    max_context: int
+    eos_ids: frozenset[int]
+    prefix_cache: bool = True
+
+
+def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
+    """The request of a submission. Raises InvalidArgument or Unimplemented at the first bad field."""
+    if not 1 <= len(submit.request_id) <= MAX_ID_CHARACTERS or not submit.request_id.isprintable():
+        raise InvalidArgument("request_id", f"allowed are 1..{MAX_ID_CHARACTERS} printable characters")
+    if not 1 <= len(submit.grant) <= MAX_GRANT_BYTES:
+        raise InvalidArgument("grant", f"has {len(submit.grant)} bytes; allowed are 1..{MAX_GRANT_BYTES}")
+    prompt = _prompt(submit.tokens, model)
+    _whole("priority", submit.priority, -100, 100)
+    _check_later_versions(submit)
+    num_logprobs = None
+    if submit.output.HasField("logprobs"):
+        num_logprobs = _whole("output.logprobs", submit.output.logprobs, 0, MAX_LOGPROBS)
+    return Request(
+        number=RequestNumber(submit.request),
+        request_id=submit.request_id,
+        grant=submit.grant,
+        prompt=prompt,
+        sampling=_sampling(submit.sampling, model),
+        stopping=_stopping(submit.stopping, model, len(prompt)),
+        num_logprobs=num_logprobs,
+        no_read=submit.cache.no_read or not model.prefix_cache,
+        no_store=submit.cache.no_store or not model.prefix_cache,
+        priority=submit.priority,
+        cache_priority=CACHE_PRIORITY,
+    )
+
+
+def _prompt(data: bytes, model: ServedModel) -> IntArray:
+    prompt = unpack_tokens(data)
+    if not 1 <= len(prompt) < model.max_context:
+        raise InvalidArgument("tokens", f"the prompt has {len(prompt)} tokens; allowed are 1..{model.max_context - 1}")
+    highest = int(prompt.max())
+    if highest >= model.vocab_size:
+        raise InvalidArgument("tokens", f"holds {highest}; allowed are 0..{model.vocab_size - 1}")
+    return prompt
+
+
+def _check_later_versions(submit: decode_pb2.Submit) -> None:
+    cache = submit.cache
+    later = {
+        "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
+        "cache.scope": cache.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE),
+        "cache.public_tokens": cache.public_tokens != 0,
+        "cache.ttl_seconds": cache.HasField("ttl_seconds"),
+        "cache.scope_name": bool(cache.scope_name),
+        "cache.priority": cache.HasField("priority") and cache.priority != CACHE_PRIORITY,
+    }
+    for field, is_set in later.items():
+        if is_set:
+            raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
+
+
+def _sampling(sampling: inference_pb2.Sampling, model: ServedModel) -> SamplingParams:
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    if not 0 <= temperature < float("inf"):
+        raise InvalidArgument("sampling.temperature", "allowed is a finite number >= 0; 0 is greedy")
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    if not 0 < top_p <= 1:
+        raise InvalidArgument("sampling.top_p", "allowed is a number in (0, 1]")
+    if sampling.top_k < 0:
+        raise InvalidArgument("sampling.top_k", "allowed is a number >= 0; 0 is all")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidArgument("sampling.min_p", "allowed is a number in [0, 1]")
+    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    if not 0 < repetition <= 100:
+        raise InvalidArgument("sampling.repetition_penalty", "allowed is a number in (0, 100]")
+    if temperature > 0 and not sampling.HasField("seed"):
+        raise InvalidArgument("sampling.seed", "is not set; a submission brings one")
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=min(sampling.top_k, model.vocab_size),
+        min_p=sampling.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=_signed("sampling.presence_penalty", sampling.presence_penalty),
+        frequency_penalty=_signed("sampling.frequency_penalty", sampling.frequency_penalty),
+        seed=sampling.seed,
+        logit_bias=_biases(sampling, model),
+        num_samples=_whole("sampling.n", sampling.n, 1, MAX_SAMPLES) if sampling.HasField("n") else 1,
+    )
+
+
+def _biases(sampling: inference_pb2.Sampling, model: ServedModel) -> tuple[tuple[int, float], ...]:
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise InvalidArgument("sampling.logit_bias", f"allowed are at most {MAX_BIASES} ids")
+    for token, value in sampling.logit_bias.items():
+        field = f"sampling.logit_bias[{token}]"
+        _whole(field, token, 0, model.vocab_size - 1)
+        _signed(field, value)
+    return tuple(sorted(sampling.logit_bias.items()))
+
+
+def _stopping(stopping: inference_pb2.Stopping, model: ServedModel, num_prompt: int) -> StoppingParams:
+    room = model.max_context - num_prompt
+    max_tokens = room
+    if stopping.HasField("max_tokens"):
+        if stopping.max_tokens < 1:
+            raise InvalidArgument("stopping.max_tokens", f"is {stopping.max_tokens}; allowed is a number >= 1")
+        max_tokens = min(stopping.max_tokens, room)
+    if stopping.min_tokens < 0:
+        raise InvalidArgument("stopping.min_tokens", f"is {stopping.min_tokens}; allowed is a number >= 0")
+    if stopping.stop:
+        raise InvalidArgument("stopping.stop", "stop strings are the gateway's work; allowed is none")
+    if len(stopping.stop_token_ids) > MAX_STOP_IDS:
+        raise InvalidArgument("stopping.stop_token_ids", f"allowed are at most {MAX_STOP_IDS}")
+    for index, token in enumerate(stopping.stop_token_ids):
+        _whole(f"stopping.stop_token_ids[{index}]", token, 0, model.vocab_size - 1)
+    stop_ids = frozenset(stopping.stop_token_ids)
+    return StoppingParams(
+        max_tokens=max_tokens,
+        min_tokens=stopping.min_tokens,
+        stop_ids=stop_ids if stopping.ignore_eos else stop_ids | model.eos_ids,
+    )
+
+
+def _whole(field: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise InvalidArgument(field, f"is {value}; allowed are {low}..{high}")
+    return value
+
+
+def _signed(field: str, value: float) -> float:
+    if not -100 <= value <= 100:
+        raise InvalidArgument(field, "allowed is a number in [-100, 100]")
+    return value
