@@ -41,6 +41,7 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
 
 
 def _show_key(key: str) -> None:
+    """Show a fresh key to whoever started us."""
     if not sys.stderr.isatty():  # where stderr is a log file, the key would stay in it
         return
     sys.stderr.write(f"the default tenant's key, shown this once (also in default.key): {key}\n")

@@ -30,7 +30,7 @@ from cachemgr.pool_owner import PoolOwner
 from cachemgr.sessions import Sessions
 from cachemgr.tenant_keys import check_tenant_name
 from cachemgr.tenants import Tenants
-from common.errors import InvalidArgument, NotFound, Unimplemented
+from common.errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from common.logs import get_logger
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 
@@ -127,6 +127,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         tenant, manager = self._tenant_asked(request.tenant), self._owner.manager
         if manager is None:
             return admin_pb2.EvictBlocksResponse()
+        if request.all:
+            _refuse_in_use(manager)
         evicted = manager.evict(num_blocks=request.num_blocks or None, tenant=tenant, everything=request.all)
         remaining = _indexed_blocks(manager, tenant)
         self._log.info("blocks_evicted", blocks=evicted, remaining=remaining, tenant=tenant)
@@ -227,6 +229,18 @@ def _indexed_blocks(manager: CacheManager, tenant: TenantId | None) -> int:
         if not page.next_after:
             return count
         after = page.next_after
+
+
+def _refuse_in_use(manager: CacheManager) -> None:
+    """Raises FailedPrecondition, with numbers, while leases hold blocks."""
+    now = manager.snapshot()
+    if now.leases:
+        held = now.active_blocks - now.credit_blocks
+        raise FailedPrecondition(
+            f"{now.leases} leases hold {held} blocks; nothing was dropped",
+            reason="BLOCKS_IN_USE",
+            metadata={"leases": str(now.leases), "held_blocks": str(held), "indexed_blocks": str(now.indexed_blocks)},
+        )
 
 
 def _refuse(method: str) -> NoReturn:
