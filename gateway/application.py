@@ -62,6 +62,11 @@ class Gateway:
         """What health says now."""
         return self._health is not None and self._health.serving
 
+    @property
+    def running(self) -> int:
+        """Calls that hold a place now."""
+        return self._admission.running
+
     async def start(self) -> None:
         """Listen. Raises FailedPrecondition where the address cannot be had."""
         self._health = await add_health_and_reflection(self._server, [SERVICE])

@@ -88,7 +88,7 @@ class FakeCredentials(cache_pb2_grpc.CredentialServiceServicer):
         self.keys = dict(KEYS)
         self.asked = 0
 
-    async def Authenticate(self, request: Any, context: Any) -> Any:
+    async def Authenticate(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked += 1
         tenant = self.keys.get(request.key)
         if tenant is None:
@@ -122,6 +122,7 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
         self.script: Script = echo
         self.failure: decode_pb2.RequestFailed | None = None
         self.tokens_per_step = 1
+        self.ignore_window = False
         self.window = 256
         self.model = pb.Model(
             name="tiny", vocab_size=VOCABULARY, max_context_tokens=CONTEXT, block_tokens=16, dtype="float32",
@@ -137,7 +138,7 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
         self.running: dict[int, _Running] = {}
         self.connections = 0
 
-    async def Connect(self, requests: Any, context: Any) -> None:
+    async def Connect(self, requests: Any, context: Any) -> None:  # noqa: N802
         self.connections += 1
         outgoing: asyncio.Queue[decode_pb2.StepOutput] = asyncio.Queue()
         welcome = decode_pb2.Welcome(model=self.model, eos_token_ids=[EOS], max_batch=32, window_tokens=self.window)
@@ -192,7 +193,11 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
         at = [0] * len(samples)
         live, first, total = set(range(len(samples))), True, 0
         while live:
-            while total - state.consumed >= self.window * len(samples) and not live & state.cancelled_samples:
+            while (
+                not self.ignore_window
+                and total - state.consumed >= self.window * len(samples)
+                and not live & state.cancelled_samples
+            ):
                 state.moved.clear()
                 await state.moved.wait()
             if self.step_gate is not None:
@@ -279,6 +284,11 @@ class Node:
     def channel(self, key: str | None = "key-a") -> grpc.aio.Channel:
         return open_channel(self.target, key)
 
+    def narrow_channel(self) -> grpc.aio.Channel:
+        """A channel that takes few bytes ahead of its reader; the default grows to megabytes on loopback."""
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 * 1024)]
+        return grpc.aio.insecure_channel(self.target, options=options)
+
     def stub(self, channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceStub:
         return inference_pb2_grpc.InferenceServiceStub(channel)
 
@@ -352,9 +362,11 @@ class Answer:
 async def collect(call: Any) -> Answer:
     """Read a Generate stream to its end."""
     answer = Answer()
-    async for response in call:
+    while True:  # not by iteration, so that a test may have read before
+        response = await call.read()
+        if response is grpc.aio.EOF:
+            return answer
         answer.add(response)
-    return answer
 
 
 def request(text: str = "hello world", **stopping: Any) -> pb.GenerateRequest:

@@ -1,0 +1,130 @@
+"""Every field of a request, inside and outside of what its comment allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import InvalidArgument, Unimplemented
+from gateway.validation import ModelLimits, check_prompt_length, check_request, check_token_ids
+from tessera.common.v1 import common_pb2
+from tessera.inference.v1 import inference_pb2 as pb
+
+VOCABULARY = 1000
+LIMITS = ModelLimits("tiny", VOCABULARY, 4096)
+NAN, INF = math.nan, math.inf
+
+
+def sampling(**fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="x", sampling=pb.Sampling(**fields))
+
+
+def stopping(**fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="x", stopping=pb.Stopping(**fields))
+
+
+def cache(**fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="x", cache=pb.Cache(**fields))
+
+
+OUT_OF_VOCABULARY = [-1, VOCABULARY, VOCABULARY + 1, 2**31 - 1, 2**63 - 1]
+REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
+    *((lambda v=v: sampling(temperature=v), "sampling.temperature") for v in (NAN, INF, -INF, -1, -1e-45)),
+    *((lambda v=v: sampling(top_p=v), "sampling.top_p") for v in (0, -1, 1.1, NAN, INF)),
+    *((lambda v=v: sampling(top_k=v), "sampling.top_k") for v in (-1, -(2**63))),
+    *((lambda v=v: sampling(min_p=v), "sampling.min_p") for v in (-0.1, 1.1, NAN)),
+    *((lambda v=v: sampling(repetition_penalty=v), "sampling.repetition_penalty") for v in (0, -1, 100.1, INF, NAN)),
+    *((lambda v=v: sampling(presence_penalty=v), "sampling.presence_penalty") for v in (-101, 101, INF, NAN)),
+    *((lambda v=v: sampling(frequency_penalty=v), "sampling.frequency_penalty") for v in (-101, 101, -INF, NAN)),
+    *((lambda v=v: sampling(n=v), "sampling.n") for v in (0, -1, 17, 2**63 - 1)),
+    *((lambda v=v: sampling(logit_bias={v: 1.0}), f"sampling.logit_bias[{v}]") for v in OUT_OF_VOCABULARY),
+    *((lambda v=v: sampling(logit_bias={5: v}), "sampling.logit_bias[5]") for v in (101, -101, NAN, INF)),
+    (lambda: sampling(logit_bias=dict.fromkeys(range(1025), 0.0)), "sampling.logit_bias"),
+    *((lambda v=v: stopping(max_tokens=v), "stopping.max_tokens") for v in (0, -1, -(2**63))),
+    *((lambda v=v: stopping(min_tokens=v), "stopping.min_tokens") for v in (-1, 5000, 2**63 - 1)),
+    (lambda: stopping(min_tokens=6, max_tokens=5), "stopping.min_tokens"),
+    (lambda: stopping(stop=["x"] * 17), "stopping.stop"),
+    (lambda: stopping(stop=["ok", ""]), "stopping.stop[1]"),
+    (lambda: stopping(stop=["é" * 513]), "stopping.stop[0]"),
+    *((lambda v=v: stopping(stop_token_ids=[1, v]), "stopping.stop_token_ids[1]") for v in OUT_OF_VOCABULARY),
+    (lambda: stopping(stop_token_ids=[1] * 65), "stopping.stop_token_ids"),
+    *((lambda v=v: pb.GenerateRequest(output=pb.Output(logprobs=v)), "output.logprobs") for v in (-1, 21)),
+    *((lambda v=v: pb.GenerateRequest(priority=v), "priority") for v in (-101, 101)),
+    (lambda: pb.GenerateRequest(request_label="é" * 129), "request_label"),
+    *((lambda v=v: cache(priority=v), "cache.priority") for v in (-1, 101)),
+]
+LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
+    (lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0)), "output.prompt_logprobs"),
+    (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
+    (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")), "speculation.mode"),
+    (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
+    (lambda: cache(scope=common_pb2.SCOPE_GROUP), "cache.scope"),
+    (lambda: cache(scope=common_pb2.SCOPE_PUBLIC), "cache.scope"),
+    (lambda: cache(scope=99), "cache.scope"),
+    (lambda: cache(public_tokens=1), "cache.public_tokens"),
+    (lambda: cache(priority=51), "cache.priority"),
+    (lambda: cache(ttl_seconds=0), "cache.ttl_seconds"),
+    (lambda: cache(scope_name="g"), "cache.scope_name"),
+]
+ACCEPTED: list[pb.GenerateRequest] = [
+    pb.GenerateRequest(),
+    *(sampling(temperature=v) for v in (0, 1e-45, 1e-4, 1, 1e30)),
+    *(sampling(top_p=v) for v in (1e-9, 1)),
+    *(sampling(top_k=v) for v in (0, 1, VOCABULARY, VOCABULARY + 1, 10**7)),
+    sampling(min_p=1, repetition_penalty=100, presence_penalty=-100, frequency_penalty=100, seed=2**64 - 1, n=16),
+    sampling(logit_bias={0: -100.0, VOCABULARY - 1: 100.0}),
+    stopping(max_tokens=2**63 - 1, min_tokens=0, stop=["é" * 512] * 16, stop_token_ids=[0, VOCABULARY - 1]),
+    pb.GenerateRequest(output=pb.Output(logprobs=20), priority=-100, request_label="é" * 128),
+    cache(scope=common_pb2.SCOPE_PRIVATE, priority=50, no_read=True, no_store=True),
+    pb.GenerateRequest(speculation=pb.Speculation()),
+]
+
+
+@pytest.mark.parametrize(("make", "field"), REFUSED)
+def test_a_value_outside_its_comment_is_refused_by_its_path(make: Callable[[], pb.GenerateRequest], field: str) -> None:
+    """Rows 35 and 36: INVALID_ARGUMENT names the field and says what is allowed."""
+    with pytest.raises(InvalidArgument, match="allowed") as caught:
+        check_request(make(), LIMITS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("make", "field"), LATER)
+def test_a_field_of_a_later_version_is_named(make: Callable[[], pb.GenerateRequest], field: str) -> None:
+    """UNIMPLEMENTED names the field; nothing is silently ignored."""
+    with pytest.raises(Unimplemented) as caught:
+        check_request(make(), LIMITS)
+    assert caught.value.metadata == {"field": field}
+
+
+@pytest.mark.parametrize("request_", ACCEPTED)
+def test_the_edges_of_what_is_allowed_are_accepted(request_: pb.GenerateRequest) -> None:
+    """The positive control: each bound itself is accepted."""
+    check_request(request_, LIMITS)
+
+
+def test_a_plan_says_what_the_gateway_needs() -> None:
+    """Defaults are those of the comments; equal stop strings count once."""
+    plain = check_request(pb.GenerateRequest(), LIMITS)
+    assert (plain.num_samples, plain.max_tokens, plain.min_tokens, plain.stops) == (1, None, 0, ())
+    full = check_request(stopping(max_tokens=7, min_tokens=3, stop=["a", "b", "a"], include_stop=True), LIMITS)
+    assert (full.max_tokens, full.min_tokens, full.stops, full.include_stop) == (7, 3, ("a", "b"), True)
+
+
+@pytest.mark.parametrize("token_id", OUT_OF_VOCABULARY)
+def test_an_id_outside_the_vocabulary_is_named_with_its_place(token_id: int) -> None:
+    """Row 36: the first bad id of a prompt is named."""
+    with pytest.raises(InvalidArgument, match=r"0\.\.999") as caught:
+        check_token_ids("token_ids.ids", [0, 999, token_id], VOCABULARY)
+    assert caught.value.field == "token_ids.ids[2]"
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    """Empty and too long prompts are refused with the numbers; the longest that fits is accepted."""
+    check_prompt_length("text", 4095, LIMITS)
+    for length in (0, 4096, 10**6):
+        with pytest.raises(InvalidArgument):
+            check_prompt_length("text", length, LIMITS)
+    with pytest.raises(InvalidArgument, match=r"5000 tokens.*4095.*4096"):
+        check_prompt_length("text", 5000, LIMITS)
