@@ -1,0 +1,116 @@
+"""The first page keeps its word: its client runs as it stands, its calls exist, its options and links are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from cli.__main__ import COMMANDS
+from cli.up import grpcurl_line
+from common.config import build_parser
+from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.cli.support import serving, write_key
+from tests.cli.test_clients import FakeInference
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN_BY_OTHERS = {"performance.md", "status.md"}
+
+
+def code_blocks(language: str) -> list[str]:
+    """The code blocks of the first page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def readme_client(folder: Path, endpoint: str) -> Path:
+    """The Python client of the first page as a file; only the address is another."""
+    (source,) = code_blocks("python")
+    assert source.count("127.0.0.1:50051") == 1
+    script = folder / "client.py"
+    script.write_text(source.replace("127.0.0.1:50051", endpoint), encoding="utf-8")
+    return script
+
+
+def run_client(script: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run it with the default key below `home`."""
+    environ = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environ, check=False)
+
+
+def test_the_python_client_runs_as_it_stands(tmp_path: Path) -> None:
+    """The client of the first page streams text and usage with the default key, in about fifteen lines."""
+    (tmp_path / ".local/state/tessera").mkdir(parents=True)
+    write_key(tmp_path / ".local/state/tessera/default.key")
+    fake = FakeInference()
+
+    def register(server: grpc.Server) -> None:
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+
+    with serving("127.0.0.1:0", register) as port:
+        answer = run_client(readme_client(tmp_path, f"127.0.0.1:{port}"), tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("Hel0lo\nprompt_tokens: 20\ncached_tokens: 12\n")
+    assert fake.metadata[0]["authorization"] == "Bearer tsk_test"
+    assert fake.requests[0].chat.messages[0].content == "Why is the sky blue?"
+    assert len([line for line in code_blocks("python")[0].splitlines() if line.strip()]) <= 15
+
+
+def parse_grpcurl(line: str) -> tuple[str, str, Any]:
+    """Header, method and request of a grpcurl call."""
+    words = shlex.split(line.replace("\\\n", " "))
+    assert words[0] == "grpcurl"
+    service, _, method = words[-1].partition("/")
+    assert service == inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+    assert method in inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods_by_name
+    request = json_format.ParseDict(json.loads(words[words.index("-d") + 1]), inference_pb2.GenerateRequest())
+    return words[words.index("-H") + 1], method, request
+
+
+def test_the_grpcurl_lines_name_what_there_is() -> None:
+    """The call of the first page and the one that `tessera up` prints fit the contract and carry the credential."""
+    (shown,) = [block for block in code_blocks("sh") if block.startswith("grpcurl")]
+    for line in (shown, grpcurl_line("127.0.0.1:50051", "/k", secure=False)):
+        header, method, request = parse_grpcurl(line)
+        assert header.startswith("authorization: Bearer $(cat ")
+        assert method == "Generate"
+        assert request.text
+        assert "-plaintext" in line
+    assert "-plaintext" not in grpcurl_line("h:1", "/k", secure=True)
+
+
+def test_every_command_and_option_of_the_first_page_exists() -> None:
+    """No `tessera` command and no option in a table that our parsers do not know."""
+    commands = re.findall(r"^(?:\.venv/bin/)?tessera ([a-z]+)", README, flags=re.MULTILINE)
+    assert commands
+    assert set(commands) <= set(COMMANDS)
+    table = README.split("| option | default | meaning |", 1)[1].split("\n\n", 1)[0]
+    flags = set(re.findall(r"--[a-z-]+", table))
+    known = {flag for action in build_parser("up")._actions for flag in action.option_strings}
+    assert flags
+    assert flags <= known
+
+
+def test_every_target_of_make_that_is_named_exists() -> None:
+    """`make X` on any page is a target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{page.name}: make {target}"
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of every page leads to a file."""
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in link and Path(link).name not in WRITTEN_BY_OTHERS:
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
