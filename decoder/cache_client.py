@@ -102,7 +102,8 @@ class GrpcCacheClient:
         while not self._closing:
             error = await self._run_session()
             if self._session is not None:
-                self._log.warning("session_lost", session=self._session, reason=error.reason)
+                if not self._closing:
+                    self._log.warning("session_lost", session=self._session, reason=error.reason)
                 self._resumed.clear()
                 self._post(Lost(self._session, Unavailable("the cache manager went away", reason="SESSION_LOST")))
                 self._session = None

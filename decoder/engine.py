@@ -8,6 +8,7 @@ word. No socket, no protobuf: the cache manager is behind `CacheClient`, gateway
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -134,7 +135,8 @@ class Engine:
 
     def start(self) -> None:
         """Run the loop in a thread of its own until `stop`."""
-        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
+        context = contextvars.copy_context()  # what is bound to the process's log lines
+        self._thread = threading.Thread(target=context.run, args=(self.run,), name="engine", daemon=True)
         self._thread.start()
 
     def join(self, timeout_seconds: float) -> bool:

@@ -7,7 +7,10 @@ at the end leases are released before the session closes. Called by `__main__` o
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import contextvars
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -53,7 +56,10 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     bind(server, unix_target(paths.decoder_socket(options.decoder_index)))
     await server.start()
     try:
-        model, tokenizer = await asyncio.to_thread(_load, options.model, options)
+        loaded = await _loaded(options.model, options, stop)
+        if loaded is None:
+            return
+        model, tokenizer = loaded
         target = SessionTarget(
             target=unix_target(paths.cachemgr_socket),
             secret=secret,
@@ -134,6 +140,24 @@ async def _internal_key(path: Path, stop: asyncio.Event) -> str | None:
                 raise
         await asyncio.sleep(HEALTH_SECONDS)
     return None
+
+
+async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[Any, bytes] | None:
+    # In a thread that nobody waits for: a stop must not wait until everything is compiled.
+    result: concurrent.futures.Future[tuple[Any, bytes]] = concurrent.futures.Future()
+
+    def load() -> None:
+        try:
+            result.set_result(_load(path, options))
+        except Exception as error:  # noqa: BLE001 - handed over whole; `serve` raises it
+            result.set_exception(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(load,), name="load", daemon=True).start()
+    loading = asyncio.wrap_future(result)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return await loading if loading.done() else None
 
 
 def _load(path: Path, options: Options) -> tuple[Any, bytes]:
