@@ -237,5 +237,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
 
 
 def _unexpected(method: str, error: Exception) -> TesseraError:
+    if isinstance(error, NotImplementedError):  # a method of the proto that a stock servicer leaves out
+        return errors.Unimplemented("this server does not serve the method", reason="METHOD_UNIMPLEMENTED")
     get_logger().error("handler_failed", method=method, error=type(error).__name__, frames=where(error))
     return errors.Internal("an internal error ended this call; the operator's log has it")
