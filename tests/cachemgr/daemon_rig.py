@@ -88,9 +88,10 @@ class SessionClient:
         return self
 
     async def close(self) -> None:
-        """Close our side and wait for the daemon's."""
+        """Close our side and wait for the daemon's; only pushes may still come."""
         await self.call.done_writing()
-        assert await self.call.read() is grpc.aio.EOF
+        while (response := await self.call.read()) is not grpc.aio.EOF:
+            assert response.sequence == 0, "an answer that was not waited for"
 
 
 def attach_request(*, name: str = "d0", process_id: int | None = None, **layout: Any) -> cache_pb2.AttachRequest:

@@ -151,6 +151,41 @@ def test_another_process_gets_nothing_for_a_right_token_and_spends_it():
     asyncio.run(body())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("user", "allowed"), [(0, True), (65534, False)])
+def test_another_user_gets_nothing_for_a_right_token_of_its_own_process(user, allowed):
+    """SO_PEERCRED's user must be the daemon's, even where token, process and file modes would let the peer in."""
+
+    async def body():
+        async with serving() as (handoff, path, _, handed):
+            path.parent.chmod(0o711)
+            path.chmod(0o666)
+            ours, theirs = socket.socketpair()
+            child = os.fork()
+            if child == 0:
+                os._exit(_fetch_as(user, path, theirs))
+            theirs.close()
+            ours.send(handoff.offer(1, child))
+            status = await asyncio.to_thread(os.waitpid, child, 0)
+            ours.close()
+            assert os.waitstatus_to_exitcode(status[1]) == (0 if allowed else 13)
+            assert len(handed) == int(allowed)
+
+    asyncio.run(body())
+
+
+def _fetch_as(user, path, link):
+    """In a child: become `user`, fetch with the token that comes; 0 where the memory came, 13 where it was refused."""
+    try:
+        os.setuid(user)
+        os.close(fetch_arena(path, link.recv(16))[0])
+    except PermissionDenied:
+        return 13
+    except (OSError, Unavailable):
+        return 1
+    return 0
+
+
 def test_wrong_withdrawn_and_replaced_tokens_are_refused():
     """Only the newest token of a live session is good."""
 

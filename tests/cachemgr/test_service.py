@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from random import Random
 
 import grpc
 import numpy as np
@@ -798,6 +799,81 @@ def test_garbage_messages_on_a_session_end_that_call_alone():
         with pytest.raises(grpc.aio.AioRpcError):
             await raw.read()
         await compute(decoder, grant, PROMPT)
+
+    run(body)
+
+
+def random_operation(random, grants, leases, credit):
+    """An operation of random fields, half of them sensible."""
+    pick = random.choice
+
+    def packed(most):
+        ints = pack_tokens(random.choices(range(-1, most), k=3))
+        return pick([b"", random.randbytes(random.randrange(9)), ints])
+
+    def number():
+        return pick([0, 1, 3, 4, 7, 2**31 - 1, 2**32 - 1])
+
+    match random.randrange(6):
+        case 0 | 1:
+            tokens = random.choices(range(1, 4), k=random.randrange(1, 20))
+            fields = {"sample": number(), "priority": number(), "no_store": pick([False, True])}
+            request = acquire_request(pick(grants), tokens, **(fields if random.random() < 0.3 else {}))
+            if random.random() < 0.2:
+                request.tokens = packed(5)
+            return {"acquire": request}
+        case 2 | 3:
+            sequences = [
+                {
+                    "lease_id": pick([*leases, 0, 10**9]),
+                    "taken_blocks": packed(BLOCKS + 2) if random.random() < 0.3 else b"",
+                    "tokens": packed(5) if random.random() < 0.3 else pack_tokens(random.choices(range(1, 4), k=2)),
+                    "sealed_tokens": number(),
+                    "copied": pick([False, True]),
+                    "release": pick([False, True]),
+                }
+                for _ in range(random.randrange(4))
+            ]
+            returned = packed(BLOCKS + 2) if random.random() < 0.2 else pack_tokens(credit)
+            return {"report": report_request(*sequences, returned_blocks=returned, wanted_blocks=number() % 3)}
+        case 4:
+            return {"fork": cache_pb2.ForkRequest(lease_id=pick([*leases, 0]), samples=[1, 2], num_tokens=number())}
+        case _:
+            return {"credit": cache_pb2.CreditRequest(wanted_blocks=number())}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_random_operation_is_answered_and_the_pool_stays_sound(seed):
+    """Hundreds of random, half broken operations of two sessions: each is answered, nothing breaks, all comes back."""
+
+    async def body(rig):
+        random = Random(seed)
+        decoders = [await rig.attach(name=f"d{number}") for number in range(2)]
+        grants, leases, granted = [await rig.grant(), b"", b"x" * 80], [1], 0
+        grants += [grants[0]] * 6
+        credits_held = [[], []]
+        for step in range(160):
+            which = random.randrange(2)
+            if step % 16 == 15:  # a decoder restarts
+                await decoders[which].close()
+                decoders[which], credits_held[which] = await rig.attach(name=f"d{which}"), []
+            answer = await decoders[which].ask(**random_operation(random, grants, leases, credits_held[which]))
+            result = answer.WhichOneof("result")
+            if result == "report":
+                credits_held[which] = []
+            credits_held[which] += ids(answer.credit)
+            assert result is not None
+            if result == "failure":
+                assert answer.failure.code not in (CODES["INTERNAL"], CODES["UNKNOWN"])
+            elif result == "acquire":
+                granted += 1
+                leases.append(answer.acquire.lease_id)
+            violations = (await rig.admin.CheckIntegrity(admin_pb2.CheckIntegrityRequest())).violations
+            assert not violations, (seed, violations)
+        assert granted > 5
+        for decoder in decoders:
+            await decoder.close()
+        await eventually_async(rig.is_quiet)
 
     run(body)
 
