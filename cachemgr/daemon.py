@@ -27,6 +27,7 @@ from cachemgr.sessions import Sessions
 from cachemgr.socket_files import lock_state
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
+from cachemgr.watchdog import Watchdog
 from common.config import DEFAULT_POOL_BYTES, Options
 from common.errors import FailedPrecondition
 from common.interceptors import BearerInterceptor, ErrorInterceptor
@@ -88,11 +89,11 @@ class Daemon:
 
     async def drain(self, seconds: float) -> None:
         """Take no new work, and wait until no lease is held, at most `seconds`."""
-        await self._say_serving(False)
         owner = self._owner
         if owner is None:
             return
         owner.draining = True
+        await self._say_serving(False)
         try:
             async with asyncio.timeout(seconds):
                 while owner.manager is not None and owner.manager.snapshot().leases:
@@ -163,15 +164,19 @@ class Daemon:
             self._sessions.handed_over(session, process_id, pidfd)
 
     async def _tick(self, owner: PoolOwner, tenants: Tenants) -> None:
+        watchdog = Watchdog(owner)
         while True:
             await asyncio.sleep(TICK_SECONDS)
             if owner.manager is not None:
                 owner.manager.tick(self._clocks.steady_ns())
+            watchdog.look()
             tenants.flush()
+            await self._say_serving(owner.serving)
 
     async def _say_serving(self, serving: bool) -> None:
         for health in self._healths:
-            await health.set(serving)
+            if health.serving != serving:
+                await health.set(serving)
 
 
 def refuse_beyond_loopback(listen: str) -> None:

@@ -56,6 +56,7 @@ class PoolOwner:
         self._arena: Arena | None = None
         self.epoch = epoch
         self.draining = False
+        self.drifted = False
         self.manager: CacheManager | None = None
         self.layout: KvLayout | None = None
 
@@ -69,10 +70,19 @@ class PoolOwner:
         """Usable blocks; 0 before the first attach."""
         return 0 if self._arena is None else self._arena.num_blocks
 
-    def refuse_if_draining(self) -> None:
-        """Raises Unavailable once the daemon is on its way out."""
+    @property
+    def serving(self) -> bool:
+        """Whether new work is taken."""
+        return not (self.draining or self.drifted)
+
+    def refuse_new_work(self) -> None:
+        """Raises Unavailable while the daemon is on its way out, or its books do not add up."""
         if self.draining:
             raise draining_error()
+        if self.drifted:
+            raise Unavailable(
+                "the cache manager takes no new work: an integrity check failed, see its log", reason="INTEGRITY"
+            )
 
     def require(self) -> CacheManager:
         """The manager. Raises FailedPrecondition before the first attach."""

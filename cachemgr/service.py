@@ -106,13 +106,16 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 raise FailedPrecondition("the first operation of a stream is attach", reason="NOT_ATTACHED")
             return self._run_attached(connection.session, operation, request)
         except TesseraError as error:
-            get_logger().info("operation_refused", session=connection.session, operation=operation, reason=error.reason)
+            # Debug, because a full pool refuses as often as a scheduler tries again.
+            get_logger().debug(
+                "operation_refused", session=connection.session, operation=operation, reason=error.reason
+            )
             return cache_pb2.SessionResponse(failure=failure_of(error))
 
     def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:
         if connection.session is not None:
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
-        self._owner.refuse_if_draining()
+        self._owner.refuse_new_work()
         check_decoder(request)
         layout = layout_of(request.layout)
         manager = self._owner.settle(request.protocol_version, layout)
@@ -133,7 +136,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         match operation:
             case "acquire":
                 if not request.acquire.resumed:  # what runs may still come to its end
-                    self._owner.refuse_if_draining()
+                    self._owner.refuse_new_work()
                 return self._operations.acquire(manager, session, request.acquire)
             case "report":
                 return self._operations.report(manager, session, request.report, request.applied_revision)

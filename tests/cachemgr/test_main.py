@@ -252,6 +252,31 @@ def test_sigterm_says_not_serving_and_ends_in_time_with_a_decoder_attached(state
     assert not is_serving(state.cachemgr_socket)
 
 
+def test_flood_of_connections_under_a_small_fd_limit_is_survived(state):
+    """With 64 fds and 200 open connections nobody may get in; when they are gone the daemon serves as before."""
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$0" "$@"', *command(state)]
+    with subprocess.Popen(limited, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: is_serving(state.admin_socket))
+            before = len(os.listdir(f"/proc/{process.pid}/fd"))
+            links = []
+            for number in range(200):
+                link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                links.append(link)
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    path = (state.arena_socket, state.cachemgr_socket, state.admin_socket)[number % 3]
+                    link.connect(os.fspath(path))
+            wait_until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) >= 60)
+            for link in links:
+                link.close()
+            wait_until(lambda: is_serving(state.cachemgr_socket) and is_serving(state.admin_socket))
+            assert snapshot(state).epoch == 1
+            wait_until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) <= before + 4)
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
 def test_daemon_imports_no_model_or_kernel_library():
     """The daemon is up at once because it loads neither torch nor numba."""
     source = "import sys, cachemgr.__main__; print([n for n in ('torch', 'numba', 'tokenizers') if n in sys.modules])"

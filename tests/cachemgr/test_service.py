@@ -12,6 +12,7 @@ from random import Random
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.arena_wire import fetch_arena
 from common.faults import Faults
@@ -751,6 +752,33 @@ def test_draining_takes_no_new_work_and_lets_running_work_end():
 async def _refused_acquire(decoder, grant):
     answer = await decoder.ask(acquire=acquire_request(grant, [77] * 200))  # never fits, so it never leases
     return answer.failure.code == CODES["UNAVAILABLE"]
+
+
+def test_drift_is_an_alarm_and_refuses_new_work_until_it_is_gone():
+    """Books that do not add up stop new prompts and health, not the process; once they do again, work is taken."""
+
+    async def body(rig):
+        decoder, grant = await rig.attach(), await rig.grant()
+        health = health_pb2_grpc.HealthStub(rig.internal)
+
+        async def reason():
+            answer = await decoder.ask(acquire=acquire_request(grant, [77] * 200))  # never fits, so it never leases
+            status = (await health.Check(health_pb2.HealthCheckRequest())).status
+            return answer.failure.reason, status == health_pb2.HealthCheckResponse.SERVING
+
+        assert await reason() == ("EXCEEDS_POOL", True)
+        pool = rig.daemon._owner.manager._state.pool
+        pool.references[3] += 1
+        await eventually_async(lambda: _equals(reason(), ("INTEGRITY", False)))
+        pool.references[3] -= 1
+        await eventually_async(lambda: _equals(reason(), ("EXCEEDS_POOL", True)))
+        await compute(decoder, grant, PROMPT)
+
+    run(body)
+
+
+async def _equals(coroutine, expected):
+    return await coroutine == expected
 
 
 def test_streams_end_with_unavailable_when_the_daemon_goes():
