@@ -220,6 +220,8 @@ class Engine:
         )
         if report is not None:
             self._client.send(session, report)
+        if len(returned):
+            scheduler.retry_admission()  # it may have been asked back for the head of the queue
 
     def _admit(self) -> None:
         sequence = self._scheduler.next_admission()

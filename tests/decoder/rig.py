@@ -6,7 +6,9 @@ missing copy or a stale block changes tokens. All its arithmetic is in whole num
 
 from __future__ import annotations
 
+import functools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from cachemgr.manager import CacheManager
-from common.errors import TesseraError
+from common.errors import AlreadyExists, TesseraError
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
+from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
 from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded, StepResult
@@ -82,6 +85,32 @@ class RecallModel:
             arena[target, :, :, :, :count] = arena[source, :, :, :, :count]
 
 
+class LateClient(InProcessClient):
+    """Runs each command only `lateness` steps after it was sent, so that answers find a world that has moved on."""
+
+    def __init__(self, *arguments: Any, lateness: Callable[[], int], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lateness = lateness
+        self._queue: deque[tuple[int, int, Command]] = deque()
+        self._now = 0
+
+    def send(self, session: int, command: Command) -> None:
+        """See CacheClient."""
+        self._queue.append((self._now + self._lateness(), session, command))
+
+    def tick(self) -> None:
+        """One step has passed: run what is due, in order."""
+        self._now += 1
+        while self._queue and self._queue[0][0] <= self._now:
+            _, session, command = self._queue.popleft()
+            super().send(session, command)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self._queue
+
+
 @dataclass(eq=False)
 class RecordingSink:
     """Remembers everything it is told, and that nothing comes twice, after an end or out of order."""
@@ -92,6 +121,7 @@ class RecordingSink:
     finished: dict[tuple[int, int], SampleEnded] = field(default_factory=dict)
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: dict[int, TesseraError] = field(default_factory=dict)
+    refused: list[int] = field(default_factory=list)
     num_results: int = 0
 
     def deliver(self, result: StepResult) -> None:
@@ -112,6 +142,10 @@ class RecordingSink:
             assert ended.number not in self.ended and ended.number not in self.failed
             self.ended[ended.number] = (ended.completion_tokens, ended.cow_copies)
         for failed in result.failed:
+            if isinstance(failed.error, AlreadyExists):
+                self.refused.append(failed.number)
+                continue
+            assert failed.number not in self.ended and failed.number not in self.failed
             self.failed[failed.number] = failed.error
 
     def done(self, number: int) -> bool:
@@ -130,6 +164,7 @@ class Node:
         manager: CacheManager | None = None,
         arena: np.ndarray | None = None,
         root: bytes = bytes(32),
+        lateness: Callable[[], int] | None = None,
         **options: Any,
     ) -> None:
         self.model = model if model is not None else RecallModel()
@@ -137,7 +172,11 @@ class Node:
         self.arena = arena if arena is not None else self.model.arena(num_blocks)
         self.manager = manager or CacheManager(num_blocks=num_blocks, block_tokens=size, epoch=1, on_free=self._poison)
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
-        self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root)
+        self.client: InProcessClient
+        if lateness is None:
+            self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root)
+        else:
+            self.client = LateClient(self.manager, self.session, tenant="acme", root=root, lateness=lateness)
         self.options = EngineOptions(**{"max_batch": 32, "chunk_tokens": 16, **options})
         self.engine = Engine(self.model, self.arena, self.client, self.options)
         self.sink = RecordingSink()
@@ -152,14 +191,21 @@ class Node:
     def step(self, count: int = 1) -> None:
         """So many steps."""
         for _ in range(count):
-            self.engine.step()
+            self._step()
+
+    def _step(self) -> bool:
+        moved = self.engine.step()
+        if isinstance(self.client, LateClient):
+            moved |= not self.client.is_idle
+            self.client.tick()
+        return moved
 
     def until(self, done: Callable[[], bool], limit: int = 5000) -> None:
-        """Step until `done`, at most `limit` times."""
+        """Step until `done`, at most `limit` times; the manager's books are right after each."""
         for _ in range(limit):
             if done():
                 return
-            self.engine.step()
+            self._step()
             violations = self.manager.check_integrity()
             assert not violations, violations
         raise AssertionError(f"not done after {limit} steps")
@@ -167,11 +213,18 @@ class Node:
     def finish(self, *numbers: int) -> None:
         """Step until the requests have ended, and the loop has nothing more to do."""
         self.until(lambda: all(self.sink.done(number) for number in numbers))
-        self.until(lambda: not self.engine.step())
+        self.settle()
+
+    def settle(self) -> None:
+        """Step until the loop has nothing more to do."""
+        for _ in range(1000):
+            if not self._step():
+                return
+        raise AssertionError("the loop does not come to rest")
 
     def assert_quiet(self) -> None:
         """Nothing is held: quiet() of the cases."""
-        self.until(lambda: not self.engine.step())
+        self.settle()
         snapshot = self.manager.snapshot()
         assert (snapshot.active_blocks, snapshot.leases, snapshot.quarantined_blocks) == (0, 0, 0), snapshot
         assert snapshot.free_blocks + snapshot.cached_blocks == snapshot.total_blocks
@@ -211,16 +264,30 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(4, VOCAB, length).tolist()
 
 
-def solo(item: Request, **options: Any) -> dict[int, list[int]]:
+def solo(item: Request) -> dict[int, list[int]]:
     """The tokens of each sample of a request alone on a fresh node that caches nothing."""
-    node = Node(num_blocks=1024, **options)
-    alone = Request(
-        **{name: getattr(item, name) for name in Request.__dataclass_fields__} | {"no_read": True, "no_store": True}
-    )
-    node.submit(alone)
-    node.finish(item.number)
-    assert item.number in node.sink.ended, node.sink.failed
-    return {sample: tokens for (_, sample), tokens in node.sink.tokens.items()}
+    key = (item.prompt.tobytes(), item.sampling, item.stopping)
+    return {sample: list(tokens) for sample, tokens in _solo(*key)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _solo(prompt: bytes, sampling: SamplingParams, stopping: StoppingParams) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    node = Node(num_blocks=1024)
+    tokens = np.frombuffer(prompt, np.int32)
+    node.submit(Request(RequestNumber(1), "solo", b"grant", tokens, sampling, stopping, no_read=True, no_store=True))
+    node.finish(1)
+    assert 1 in node.sink.ended, node.sink.failed
+    return tuple((sample, tuple(tokens)) for (_, sample), tokens in node.sink.tokens.items())
+
+
+def greedy_oracle(prompt: Sequence[int], count: int) -> list[int]:
+    """What RecallModel says greedily, computed from the tokens alone: no blocks, no engine, no sampler."""
+    tokens = list(prompt)
+    for _ in range(count):
+        total = sum((token + 1) * (7919 * (place + 1) + 13) % _PRIME for place, token in enumerate(tokens)) % _PRIME
+        scores = [(total * 48_271 + token * 69_621 * (total + 11)) % _PRIME % 10_007 for token in range(VOCAB)]
+        tokens.append(scores.index(max(scores)))
+    return tokens[len(prompt) :]
 
 
 def wait_until(probe: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
@@ -238,9 +305,11 @@ __all__ = [
     "EOS",
     "VOCAB",
     "EndReason",
+    "LateClient",
     "Node",
     "RecallModel",
     "RecordingSink",
+    "greedy_oracle",
     "prompt_of",
     "request",
     "solo",
