@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import sqlite3
 from collections.abc import Callable
 from typing import Final
 
@@ -116,7 +117,7 @@ class Daemon:
         if self._owner is not None:
             self._owner.close()
         if self._tenants is not None and self._store is not None:
-            self._tenants.flush()
+            self._flush(self._tenants)
             self._store.close()
             self._tenants = None
         if self._lock is not None:
@@ -170,8 +171,14 @@ class Daemon:
             if owner.manager is not None:
                 owner.manager.tick(self._clocks.steady_ns())
             watchdog.look()
-            tenants.flush()
+            self._flush(tenants)
             await self._say_serving(owner.serving)
+
+    def _flush(self, tenants: Tenants) -> None:
+        try:
+            tenants.flush()
+        except sqlite3.Error as error:  # a full disk, say: last uses may wait, serving may not
+            self._log.warning("tenants_flush_failed", error=str(error))
 
     async def _say_serving(self, serving: bool) -> None:
         for health in self._healths:

@@ -15,17 +15,16 @@ from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.results import CopyPlan, Reported, SequenceReport
+from cachemgr.session_fields import check_most, check_text, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unimplemented
 from common.interceptors import failure_fields
-from common.layout import KvDtype, KvLayout
 from common.tokens import pack_tokens, unpack_tokens
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
 MAX_REQUEST_ID_CHARACTERS: Final = 128
-MAX_DECODER_NAME_CHARACTERS: Final = 64
 MAX_PRIORITY: Final = 100
 MAX_SAMPLE: Final = 2**16
 MAX_BRANCHES: Final = 256
@@ -51,9 +50,9 @@ class Operations:
         if not tokens:
             raise InvalidArgument("acquire.tokens", "is empty; a prompt has at least one token")
         unpack_tokens(tokens, "acquire.tokens")
-        _check_text("acquire.request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
-        _check_most("acquire.sample", request.sample, MAX_SAMPLE)
-        _check_most("acquire.priority", request.priority, MAX_PRIORITY)
+        check_text("acquire.request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
+        check_most("acquire.sample", request.sample, MAX_SAMPLE)
+        check_most("acquire.priority", request.priority, MAX_PRIORITY)
         try:
             acquired = manager.acquire(
                 session,
@@ -92,7 +91,7 @@ class Operations:
         """Take what a step did; sequences that are malformed lose their lease, the others are done."""
         returned = unpack_blocks(request.returned_blocks, "report.returned_blocks")
         for name in ("generated_tokens", "preemptions"):
-            _check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
+            check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
         wanted = min(request.wanted_blocks, MAX_WANTED)
         sequences, malformed = _sequences(request)
         done = manager.report(
@@ -119,7 +118,7 @@ class Operations:
         if not 1 <= len(request.samples) <= MAX_BRANCHES:
             raise InvalidArgument("fork.samples", f"has {len(request.samples)} entries; allowed are 1..{MAX_BRANCHES}")
         for sample in request.samples:
-            _check_most("fork.samples", sample, MAX_SAMPLE)
+            check_most("fork.samples", sample, MAX_SAMPLE)
         branches = manager.fork(
             session, LeaseId(request.lease_id), list(request.samples), request.num_tokens, self._clocks.steady_ns()
         )
@@ -157,40 +156,9 @@ class Operations:
         return grant.tenant, derive_root(self._tenants.secret(grant.tenant), _cache_key(request.key))
 
 
-def layout_of(message: common_pb2.KvLayout) -> KvLayout:
-    """The layout of an attach. Raises InvalidArgument where no kernel could serve it."""
-    try:
-        return KvLayout(
-            num_layers=message.num_layers,
-            num_kv_heads=message.num_kv_heads,
-            head_dim=message.head_dim,
-            block_tokens=message.block_tokens,
-            dtype=KvDtype(message.dtype),
-            quantization=message.quantization,
-            version=message.version,
-        )
-    except ValueError as error:
-        raise InvalidArgument("attach.layout", str(error)) from None
-
-
-def check_decoder(request: cache_pb2.AttachRequest) -> None:
-    """Raises InvalidArgument where an attach names no process or no proper decoder name."""
-    _check_text("attach.decoder_name", request.decoder_name, MAX_DECODER_NAME_CHARACTERS)
-    if request.process_id < 1:
-        raise InvalidArgument("attach.process_id", f"is {request.process_id}; allowed are numbers above 0")
-
-
 def failure_of(error: TesseraError) -> cache_pb2.Failure:
     """The message of an error."""
     return cache_pb2.Failure(**failure_fields(error))
-
-
-def unpack_blocks(data: bytes, field: str) -> BlockArray:
-    """Block ids of a field, int32 [n], all >= 1. Raises InvalidArgument; the manager checks whose they are."""
-    blocks = unpack_tokens(data, field)
-    if blocks.size and int(blocks.min()) < 1:
-        raise InvalidArgument(field, "holds the null block; allowed are ids of the session's credit")
-    return blocks
 
 
 def _sequences(request: cache_pb2.ReportRequest) -> tuple[list[SequenceReport], dict[LeaseId, TesseraError]]:
@@ -250,13 +218,3 @@ def _copy_message(plan: CopyPlan | None) -> cache_pb2.CopyPlan | None:
     if plan is None:
         return None
     return cache_pb2.CopyPlan(source=plan.source, target=plan.target, num_tokens=plan.num_tokens)
-
-
-def _check_text(field: str, text: str, most: int) -> None:
-    if not 1 <= len(text) <= most or not text.isprintable():
-        raise InvalidArgument(field, f"allowed are 1..{most} printable characters")
-
-
-def _check_most(field: str, value: int, most: int) -> None:
-    if value > most:
-        raise InvalidArgument(field, f"is {value}; allowed is at most {most}")

@@ -14,8 +14,9 @@ from cachemgr.arena.handoff import Handoff
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
 from cachemgr.ids import SessionId
-from cachemgr.operations import Operations, check_decoder, failure_of, layout_of
+from cachemgr.operations import Operations, failure_of
 from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.session_fields import check_decoder, layout_of
 from cachemgr.sessions import Connection, Sessions
 from cachemgr.tenants import Tenants
 from common.errors import FailedPrecondition, InvalidArgument, TesseraError

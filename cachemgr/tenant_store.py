@@ -152,7 +152,7 @@ class TenantStore:
 
 
 class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK where the body raises."""
+    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK where the body or the commit fails; none is ever left open."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -161,7 +161,12 @@ class _Transaction:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
+                self._db.execute("ROLLBACK")
 
 
 def _make_private(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 
 import pytest
@@ -189,6 +190,22 @@ def test_epoch_grows_and_signing_secret_stays(tmp_path, store):
     again = TenantStore(tmp_path / "tenants.db")
     assert (again.next_epoch(), again.signing_secret()) == (3, secret)
     again.close()
+
+
+def test_full_disk_fails_one_write_and_harms_nothing(tenants, store):
+    """A write that the disk refuses makes no key, in memory or on disk; once there is room, writing works again."""
+    database = store._db
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    made = []
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        for _ in range(1000):
+            made.append(tenants.create_key("acme", "x" * 64, None, 5)[1])
+    database.execute("PRAGMA max_page_count = 100000")
+    made.append(tenants.create_key("acme", "", None, 5)[1])
+    for view in (tenants, Tenants(store)):
+        assert len(view.list_tenants("", 1)[0].keys) == len(made)
+        assert all(view.authenticate(key, 6).tenant == "acme" for key in made)
 
 
 def test_tenant_with_given_key_is_made_whole_or_not_at_all(store):

@@ -1,0 +1,61 @@
+"""Checks of single fields of session messages, before the cache manager sees them. Pure.
+
+Invariant: a wrong field is refused by its name and with what is allowed, and never repeated in the message beyond a
+number. Called by `operations.py` and `service.py`. Whose block or lease an id is, only the manager knows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachemgr.ids import BlockArray
+from common.errors import InvalidArgument
+from common.layout import KvDtype, KvLayout
+from common.tokens import unpack_tokens
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+
+MAX_DECODER_NAME_CHARACTERS: Final = 64
+
+
+def layout_of(message: common_pb2.KvLayout) -> KvLayout:
+    """The layout of an attach. Raises InvalidArgument where no kernel could serve it."""
+    try:
+        return KvLayout(
+            num_layers=message.num_layers,
+            num_kv_heads=message.num_kv_heads,
+            head_dim=message.head_dim,
+            block_tokens=message.block_tokens,
+            dtype=KvDtype(message.dtype),
+            quantization=message.quantization,
+            version=message.version,
+        )
+    except ValueError as error:
+        raise InvalidArgument("attach.layout", str(error)) from None
+
+
+def check_decoder(request: cache_pb2.AttachRequest) -> None:
+    """Raises InvalidArgument where an attach names no process or no proper decoder name."""
+    check_text("attach.decoder_name", request.decoder_name, MAX_DECODER_NAME_CHARACTERS)
+    if request.process_id < 1:
+        raise InvalidArgument("attach.process_id", f"is {request.process_id}; allowed are numbers above 0")
+
+
+def unpack_blocks(data: bytes, field: str) -> BlockArray:
+    """Block ids of a field, int32 [n], all >= 1. Raises InvalidArgument; the manager checks whose they are."""
+    blocks = unpack_tokens(data, field)
+    if blocks.size and int(blocks.min()) < 1:
+        raise InvalidArgument(field, "holds the null block; allowed are ids of the session's credit")
+    return blocks
+
+
+def check_text(field: str, text: str, most: int) -> None:
+    """Raises InvalidArgument unless `text` is 1..most printable characters."""
+    if not 1 <= len(text) <= most or not text.isprintable():
+        raise InvalidArgument(field, f"allowed are 1..{most} printable characters")
+
+
+def check_most(field: str, value: int, most: int) -> None:
+    """Raises InvalidArgument where a count is above `most`."""
+    if value > most:
+        raise InvalidArgument(field, f"is {value}; allowed is at most {most}")
