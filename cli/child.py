@@ -56,7 +56,7 @@ class LogTail:
 
 
 def loud_line(line: str) -> str | None:
-    """What to show of a log line on the terminal: the event of an error, or None for everything else."""
+    """What to show of a log line on the terminal: errors and the progress of loading; None for everything else."""
     if line.startswith("error: "):
         return line
     if not line.startswith("{"):
@@ -65,7 +65,11 @@ def loud_line(line: str) -> str | None:
         event = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(event, dict) or event.get("level") not in LOUD_LEVELS:
+    if not isinstance(event, dict):
+        return None
+    if event.get("event") == "model_loading" and isinstance(event.get("fraction"), int | float):
+        return f"loading the model: {event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
+    if event.get("level") not in LOUD_LEVELS:
         return None
     parts = [f"{key}={value}" for key, value in event.items() if key not in _SHOWN_APART]
     return " ".join([str(event.get("event", "error")), *parts])

@@ -34,7 +34,7 @@ class Node:
     flags: tuple[str, ...]
 
     def stages(self) -> list[list[ChildSpec]]:
-        """Cache manager, then decoders, then gateway: each needs the one before."""
+        """Cache manager, decoders, gateway: each uses the one before, so they end in the reverse order."""
         decoders = [self._child("decoder", index) for index in range(self.options.decoders)]
         return [[self._child("cachemgr")], decoders, [self._child("gateway")]]
 

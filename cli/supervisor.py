@@ -1,8 +1,10 @@
-"""Keeps the processes of a node running, in stages, and stops them in the reverse order.
+"""Keeps the processes of a node running, and stops them stage by stage in the reverse order.
 
-Invariant: a stage starts only when the one before it answers SERVING; a child that dies is started again after a delay
-(`cli/restarts.py`) until it has crashed too often, which ends the whole node; nothing it started outlives it. One
-thread: whoever owns the supervisor calls `poll` and gives it the time. It never reads a request or a block.
+Invariant: nothing starts before the first stage answers SERVING (it makes the credentials and sockets that the others
+need; those start together and find each other); the node is ready when all of it answers SERVING; a child that dies is
+started again after a delay (`cli/restarts.py`) until it has crashed too often, which ends the whole node; nothing it
+started outlives it. One thread: whoever owns the supervisor calls `poll` and gives it the time. It never reads a
+request or a block.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs `stages` of children.
+    """Runs `stages` of children: the first alone, then all others; stopping goes through them in reverse.
 
     log_dir:  folder of one log file a child
     announce: called with one line for a person
@@ -66,19 +68,20 @@ class Supervisor:
         self._slots = [[_Slot(spec, RestartHistory(self.limits)) for spec in stage] for stage in self.stages]
 
     def start(self, timeout_seconds: float) -> None:
-        """Start every stage and wait until all of it serves.
+        """Start the first stage, once it serves all others, and wait until everything serves.
 
         Raises CommandError when a child crashes too often or time is over, `Stopped` when the owner wants to stop.
         """
         deadline = self.clock() + timeout_seconds
-        for stage in self._slots:
-            for slot in stage:
+        first = self._slots[0] if self._slots else []
+        for wave in (first, [slot for stage in self._slots[1:] for slot in stage]):
+            for slot in wave:
                 self._start_child(slot)
-            while not all(slot.serving for slot in stage):
+            while not all(slot.serving for slot in wave):
                 if self.stopping():
                     raise Stopped
                 if self.clock() > deadline:
-                    waiting = ", ".join(slot.spec.name for slot in stage if not slot.serving)
+                    waiting = ", ".join(slot.spec.name for slot in wave if not slot.serving)
                     raise CommandError(f"not ready after {timeout_seconds:.0f} s: {waiting}; see {self.log_dir}")
                 self.poll()
                 self.sleep(POLL_SECONDS)

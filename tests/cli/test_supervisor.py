@@ -95,13 +95,24 @@ def is_gone(pid: int) -> bool:
 
 
 def test_stages_start_in_order_and_stop_in_reverse(rig: Rig) -> None:
-    """A stage starts when the one before is healthy, and ends before it: gateway, then decoders, then cache manager."""
+    """Nothing starts before the first stage is healthy; they end in order: gateway, decoders, cache manager."""
     supervisor = rig.supervisor([rig.spec("cachemgr")], [rig.spec("decoder-0")], [rig.spec("gateway")])
     supervisor.start(20.0)
     assert supervisor.is_ready()
     assert supervisor.stop(10.0)
-    starts = ["start cachemgr", "start decoder-0", "start gateway"]
-    assert rig.events() == [*starts, "end gateway", "end decoder-0", "end cachemgr"]
+    events = rig.events()
+    assert events[0] == "start cachemgr"
+    assert set(events[1:3]) == {"start decoder-0", "start gateway"}
+    assert events[3:] == ["end gateway", "end decoder-0", "end cachemgr"]
+
+
+def test_nothing_starts_while_the_first_stage_is_not_healthy(rig: Rig) -> None:
+    """A cache manager that does not become healthy keeps everything else from starting."""
+    never = ChildSpec("cachemgr", rig.spec("cachemgr").command, str(rig.folder / "never"))
+    supervisor = rig.supervisor([never], [rig.spec("decoder-0")])
+    with pytest.raises(CommandError, match="not ready after 0 s: cachemgr"):
+        supervisor.start(0.5)
+    assert list(supervisor.pids()) == ["cachemgr"]
 
 
 def test_a_child_that_dies_is_started_again(rig: Rig) -> None:
@@ -198,6 +209,8 @@ def test_errors_of_a_log_are_told_and_the_rest_is_not() -> None:
     line = json.dumps({"event": "step_failed", "level": "error", "timestamp": "t", "process": "decoder", "step": 7})
     assert loud_line(line) == "step_failed step=7"
     assert loud_line("error: no room") == "error: no room"
+    progress = {"event": "model_loading", "level": "info", "stage": "weights", "fraction": 0.55}
+    assert loud_line(json.dumps(progress)) == "loading the model: weights 55 %"
     quiet = [json.dumps({"event": "ready", "level": "info"}), "{broken", "warning: x", "[1]", ""]
     assert [loud_line(text) for text in quiet] == [None] * 5
 
