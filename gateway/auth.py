@@ -24,6 +24,7 @@ from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 KEEP_SECONDS: Final = 1.0
 MAX_KEPT: Final = 4096
+MAX_QUESTIONS: Final = 64
 _CALL_SECONDS: Final = 5.0
 
 
@@ -54,6 +55,7 @@ class DaemonAuthenticator:
         self._pepper = secrets.token_bytes(32)
         self._kept: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller]] = {}
+        self._places = asyncio.Semaphore(MAX_QUESTIONS)
 
     async def authenticate(self, credential: str) -> Caller:
         """The caller behind `credential`."""
@@ -79,7 +81,9 @@ class DaemonAuthenticator:
     async def _ask(self, name: bytes, credential: str) -> Caller:
         asked = self._clock()
         try:
-            answer = await self._stub.Authenticate(cache_pb2.AuthenticateRequest(key=credential), timeout=_CALL_SECONDS)
+            request = cache_pb2.AuthenticateRequest(key=credential)
+            async with self._places:  # a flood of wrong keys must not become a flood at the daemon
+                answer = await self._stub.Authenticate(request, timeout=_CALL_SECONDS)
         except ValueError:  # a string that no protobuf can carry
             raise _unknown() from None
         except grpc.aio.AioRpcError as error:

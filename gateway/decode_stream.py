@@ -8,7 +8,7 @@ by `gateway/generation.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,11 +30,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Tokens that one sample gained in one step. `logprobs` are empty unless asked for."""
+    """Tokens that one sample gained, in order. `logprobs` are one for each token, or empty if not asked for."""
 
     index: int
-    token_ids: Sequence[int]
-    logprobs: Sequence[inference_pb2.TokenLogprob]
+    token_ids: list[int]
+    logprobs: list[inference_pb2.TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,24 @@ class RequestEnd:
 
 @dataclass(slots=True)
 class Update:
-    """What one step brought to one request."""
+    """What one message brought to one request; `gains` holds at most one entry for each sample."""
 
     start: Start | None = None
     gains: list[Gain] = field(default_factory=list)
     sample_ends: list[SampleEnd] = field(default_factory=list)
     end: RequestEnd | None = None
     failure: TesseraError | None = None
+
+    def add_tokens(
+        self, index: int, token_ids: Iterable[int], logprobs: Iterable[inference_pb2.TokenLogprob] = ()
+    ) -> None:
+        """Add tokens that sample `index` gained after those it has here."""
+        for gain in self.gains:
+            if gain.index == index:
+                gain.token_ids.extend(token_ids)
+                gain.logprobs.extend(logprobs)
+                return
+        self.gains.append(Gain(index, list(token_ids), list(logprobs)))
 
     @property
     def num_tokens(self) -> int:

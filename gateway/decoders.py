@@ -18,7 +18,7 @@ from common.errors import TesseraError, Unavailable
 from common.interceptors import code_of, make_error
 from common.logs import get_logger
 from common.rpc import open_channel
-from gateway.decode_stream import DecodeStream, Gain, RequestEnd, SampleEnd, Start, Update
+from gateway.decode_stream import DecodeStream, RequestEnd, SampleEnd, Start, Update
 from gateway.outbox import Outbox
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 
@@ -197,6 +197,7 @@ def _open_link(welcome: decode_pb2.Welcome) -> _Link:
 
 
 def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
+    """Hand each request what a message holds for it; a slow stream may have joined several steps into one."""
     updates: dict[int, Update] = {}
 
     def of(request: int) -> Update:
@@ -208,7 +209,7 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
     for started in step.started:
         of(started.request).start = Start(started.cached_tokens, started.queue_nanoseconds / 1e9)
     for gained in step.tokens:
-        of(gained.request).gains.append(Gain(gained.index, list(gained.token_ids), gained.logprobs))
+        of(gained.request).add_tokens(gained.index, gained.token_ids, gained.logprobs)
     for finished in step.finished:
         stop = finished.stop_token_id if finished.HasField("stop_token_id") else None
         of(finished.request).sample_ends.append(SampleEnd(finished.index, finished.reason, stop))

@@ -80,6 +80,7 @@ class Generation:
         plan: Plan,
         *,
         request_id: str,
+        tenant: str,
         prompt_tokens: int,
         new_detokenizer: Callable[[], Detokenizer],
         arrival: Arrival,
@@ -95,6 +96,7 @@ class Generation:
         self._stream = stream
         self._plan = plan
         self._request_id = request_id
+        self._tenant = tenant
         self._prompt_tokens = prompt_tokens
         self._arrival = arrival
         self._clock = clock
@@ -121,6 +123,17 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens that count, over all samples, so far."""
         return sum(sample.num_tokens for sample in self._samples)
+
+    def counters(self) -> dict[str, object]:
+        """What a log may say of this request."""
+        return {
+            "request_id": self._request_id,
+            "tenant": self._tenant,
+            "prompt_tokens": self._prompt_tokens,
+            "cached_tokens": 0 if self._start is None else self._start.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "has_ended": self._has_ended,
+        }
 
     @property
     def _has_ended(self) -> bool:

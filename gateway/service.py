@@ -51,6 +51,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     yield response
             finally:
                 stream.close()
+                get_logger().info("request_left", **generation.counters())
 
     async def _begin(self, request: inference_pb2.GenerateRequest) -> tuple[Generation, DecodeStream]:
         arrived = self._clock()
@@ -64,11 +65,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request, plan, prompt, limits, caller=caller, request_id=request_id, seed=secrets.randbits(64)
         )
         stream = self._pool.submit(model, submit, caller.tenant, plan.num_samples)
-        get_logger().debug("request_submitted", request_id=request_id, tenant=caller.tenant, prompt_tokens=len(prompt))
         generation = Generation(
             stream,
             plan,
             request_id=request_id,
+            tenant=caller.tenant,
             prompt_tokens=len(prompt),
             new_detokenizer=self._prompts.tokenizer.new_detokenizer,
             arrival=Arrival(arrived, self._clock()),

@@ -213,11 +213,10 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
                 tokens, reason, stop = self._take(samples[index], at, index, submit.stopping.max_tokens, ends)
                 total += len(tokens)
                 self.produced += len(tokens)
-                logprobs = [pb.TokenLogprob(token_id=token, logprob=-1.0) for token in tokens]
-                step.tokens.add(
-                    request=number, index=index, token_ids=tokens,
-                    logprobs=logprobs if submit.output.HasField("logprobs") else [],
-                )  # fmt: skip
+                for token in tokens:  # one entry each, as the decoder does
+                    entry = step.tokens.add(request=number, index=index, token_ids=[token])
+                    if submit.output.HasField("logprobs"):
+                        entry.logprobs.add(token_id=token, logprob=-1.0)
                 if reason is not None:
                     step.finished.add(request=number, index=index, reason=reason, stop_token_id=stop)
                     live.discard(index)
@@ -290,7 +289,7 @@ class Node:
         return grpc.aio.insecure_channel(self.target, options=options)
 
     def stub(self, channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceStub:
-        return inference_pb2_grpc.InferenceServiceStub(channel)
+        return inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def make_options(state_dir: Path, **options: Any) -> Options:
@@ -309,7 +308,7 @@ async def node(num_decoders: int = 1, wait: bool = True, window: int = 256, **op
     credentials = FakeCredentials()
 
     def add_credentials(server: grpc.aio.Server) -> None:
-        cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)
+        cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)  # type: ignore[no-untyped-call]
 
     daemon = FakeServer(paths.cachemgr_socket, add_credentials, "tessera.cache.v1.CredentialService")
     decoders = [FakeDecoder() for _ in range(num_decoders)]
@@ -318,7 +317,7 @@ async def node(num_decoders: int = 1, wait: bool = True, window: int = 256, **op
         decoder.window = window
 
         def add(server: grpc.aio.Server, decoder: FakeDecoder = decoder) -> None:
-            decode_pb2_grpc.add_DecodeServiceServicer_to_server(decoder, server)
+            decode_pb2_grpc.add_DecodeServiceServicer_to_server(decoder, server)  # type: ignore[no-untyped-call]
 
         servers.append(FakeServer(paths.decoder_socket(index), add, "tessera.decode.v1.DecodeService"))
     gateway = Gateway(make_options(folder, decoders=num_decoders, **options), tiny_tokenizer())
@@ -348,9 +347,10 @@ class Answer:
     def add(self, response: pb.GenerateResponse) -> None:
         kind = response.WhichOneof("event")
         self.kinds.append(kind)
-        {"accepted": self.accepted, "delta": self.deltas, "finished": self.finished, "summary": self.summaries}[
-            kind
-        ].append(getattr(response, kind))
+        lists: dict[str, list[Any]] = {
+            "accepted": self.accepted, "delta": self.deltas, "finished": self.finished, "summary": self.summaries,
+        }  # fmt: skip
+        lists[kind].append(getattr(response, kind))
 
     def text(self, index: int = 0) -> str:
         return "".join(delta.text for delta in self.deltas if delta.index == index)

@@ -12,6 +12,7 @@ from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 from tests.gateway.support import (
     EOS,
+    Answer,
     Node,
     Script,
     async_test,
@@ -35,7 +36,7 @@ def say_ids(*ids: int) -> Script:
     return lambda submit: [list(ids)] * submit.sampling.n
 
 
-async def generate(here: Node, message: pb.GenerateRequest, key: str = "key-a") -> object:
+async def generate(here: Node, message: pb.GenerateRequest, key: str = "key-a") -> Answer:
     async with here.channel(key) as channel:
         return await collect(here.stub(channel).Generate(message))
 

@@ -287,7 +287,7 @@ async def test_bad_requests_are_refused_and_leave_a_neighbour_whole() -> None:
             assert details_of(caught.value, error_details_pb2.ErrorInfo).metadata["field"]
             if code is grpc.StatusCode.INVALID_ARGUMENT:
                 assert details_of(caught.value, error_details_pb2.BadRequest).field_violations[0].description
-        raw = channel.unary_stream("/tessera.inference.v1.InferenceService/Generate")
+        raw: Any = channel.unary_stream("/tessera.inference.v1.InferenceService/Generate")
         with pytest.raises(grpc.aio.AioRpcError):
             async for _ in raw(b"\xff\xff not a message"):
                 pass

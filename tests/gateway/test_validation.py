@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,15 @@ LIMITS = ModelLimits("tiny", VOCABULARY, 4096)
 NAN, INF = math.nan, math.inf
 
 
-def sampling(**fields: object) -> pb.GenerateRequest:
+def sampling(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", sampling=pb.Sampling(**fields))
 
 
-def stopping(**fields: object) -> pb.GenerateRequest:
+def stopping(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", stopping=pb.Stopping(**fields))
 
 
-def cache(**fields: object) -> pb.GenerateRequest:
+def cache(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", cache=pb.Cache(**fields))
 
 
