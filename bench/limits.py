@@ -165,12 +165,20 @@ def measure_limits(work: ModelWork, dtype: str, threads: int, repeats: int = 7) 
     return MachineLimits(max(rate.best for rate in memory), max(rate.best for rate in matmul))
 
 
+def better(first: MachineLimits, second: MachineLimits) -> MachineLimits:
+    """The higher of each rate. Benches measure before and after their own work, in case one moment was a busy one."""
+    return MachineLimits(
+        max(first.step_bytes_per_second, second.step_bytes_per_second),
+        max(first.operations_per_second, second.operations_per_second),
+    )
+
+
 def describe_limits(limits: MachineLimits) -> str:
     """One line for below a table."""
     memory, arithmetic = limits.step_bytes_per_second / 1e9, limits.operations_per_second / 1e12
     return (
-        f"Limits measured in this run: {memory:.1f} GB/s from a working set as large as the weights (read or copy, the "
-        f"higher), {arithmetic:.3g} Tflop/s in the model's matrices."
+        f"Limits measured in this run, before and after: {memory:.1f} GB/s from a working set as large as the weights "
+        f"(read or copy, the higher), {arithmetic:.3g} Tflop/s in the model's matrices."
     )
 
 

@@ -14,6 +14,7 @@ from bench.node import started_node
 from bench.serve import add_load_options, level_prompts, node_flags
 from bench.setting import make_parser, model_shape, positive, read_setting, start_report
 from bench.table import Cell, median
+from common.logs import configure_logs
 
 COLUMNS = (
     "streams", "one process tokens/s", "three processes tokens/s", "cost %", "one ITL p50 ms", "three ITL p50 ms",
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     namespace = parser.parse_args(list(arguments))
     setting = read_setting(namespace)
     config, _ = model_shape(setting)
+    configure_logs("bench", "warning")  # the engine in this process would tell of its session
     facts: dict[str, Cell] = {
         "prompt tokens": namespace.prompt_tokens,
         "new tokens": namespace.new_tokens,
@@ -57,8 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     report.table("One process and three", COLUMNS, rows)
     report.note(
         "Medians over the repeats, which take turns. Cost: what the three processes lose of the one process's rate. "
-        "Both sides draw the same tokens from the same prompts, half of each cached; the client's own work is part of "
-        "the cost."
+        "Both sides get the same prompts, half of each cached; the client's own work is part of the cost."
     )
     report.write_json(setting.json)
     return 0

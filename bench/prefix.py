@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.client import Answer, BenchClient
-from bench.limits import describe_limits, measure_limits
+from bench.limits import better, describe_limits, measure_limits
 from bench.node import add_node_options, open_node
 from bench.setting import BLOCK_TOKENS, make_parser, model_shape, positive, positive_list, read_setting, start_report
 from bench.table import Cell, median, spread
@@ -45,8 +45,13 @@ class Length:
 
     def step_ms(self) -> float | None:
         """Median time of one decode step right after the prompt; None if only one token was asked for."""
-        gaps = [gap * 1e3 for answer in self.warm for gap in answer.gaps_seconds]
-        return median(gaps) if gaps else None
+        steps = [median(answer.gaps_seconds) * 1e3 for answer in self.warm if answer.gaps_seconds]
+        return median(steps) if steps else None
+
+    def outside_ms(self) -> float | None:
+        """Median of each warm time to first token less the steps of that same answer; None as above."""
+        outside = [a.ttft_seconds - median(a.gaps_seconds) for a in self.warm if a.gaps_seconds]
+        return median(outside) * 1e3 if outside else None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,6 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             measure_length(client, count, namespace.repeats, namespace.step_tokens, namespace.seed, work)
             for count in namespace.lengths
         ]
+    limits = better(limits, measure_limits(work, setting.dtype, setting.threads))
     report.table("Time to first token", COLUMNS, [length_row(length, work, limits) for length in lengths])
     report.note(describe_limits(limits))
     report.note(
@@ -78,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
     report.table("Admission of a cached prompt", ADMISSION_COLUMNS, [admission_row(length, work) for length in lengths])
     report.note(
         "Step: median time between the tokens that follow the warm prompt: one decode step at that context and the "
-        "stream's own cost. Outside the model: warm less step: what a first token alone pays for. Acquire in "
-        "the core: the pure cache manager alone, called in this process with the same prompt cached."
+        "stream's own cost. Outside the model: warm less the steps of the same answer: what a first token alone pays "
+        "for. Acquire in the core: the pure cache manager alone, called in this process with the same prompt cached."
     )
     report.write_json(setting.json)
     return 0
@@ -118,9 +124,9 @@ def length_row(length: Length, work: ModelWork, limits: MachineLimits) -> list[C
 
 def admission_row(length: Length, work: ModelWork) -> list[Cell]:
     """One row of the second table."""
-    warm, step = median(length.times(length.warm)), length.step_ms()
-    outside = None if step is None else warm - step
-    return [length.num_tokens, warm, step, outside, measure_acquire(length.num_tokens, work) * 1e3]
+    warm = median(length.times(length.warm))
+    acquire = measure_acquire(length.num_tokens, work) * 1e3
+    return [length.num_tokens, warm, length.step_ms(), length.outside_ms(), acquire]
 
 
 def measure_acquire(num_tokens: int, work: ModelWork, repeats: int = 50) -> float:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from bench.client import BenchClient, Load
-from bench.limits import describe_limits, measure_limits
+from bench.limits import better, describe_limits, measure_limits
 from bench.node import add_node_options, open_node
 from bench.setting import make_parser, model_shape, positive, positive_list, read_setting, start_report
 from bench.table import Cell
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         loads = [
             (count, run_level(client, namespace, count, work.config.vocab_size)) for count in namespace.concurrency
         ]
+    limits = better(limits, measure_limits(work, setting.dtype, setting.threads))
     rows = [load_row(count, load, work, limits, namespace.prompt_tokens) for count, load in loads]
     report.table("Serving, closed loop", COLUMNS, rows)
     report.note(describe_limits(limits))
