@@ -89,7 +89,8 @@ def sample(logits: NDArray[np.float32], draws: Rows[Draw]) -> list[Drawn]:
 def logprobs(row: FloatRow, token: int, num_top: int) -> Logprobs:
     """Log-probabilities of `token` and of the `num_top` likeliest tokens under float32 [vocab] raw logits."""
     maximum = float(row.max())
-    total = maximum + float(np.log(np.exp(row - np.float32(maximum)).sum(dtype=np.float64)))
+    with np.errstate(over="ignore"):
+        total = maximum + float(np.log(np.exp(row - np.float32(maximum)).sum(dtype=np.float64)))
     top = _largest(row, min(num_top, len(row)))
     return Logprobs(float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in top))
 

@@ -1,0 +1,420 @@
+"""The scheduler alone, against a pool of counters: policy, budgets, and that everything admitted ends."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.credit import LEAN_STEPS, SLACK_BLOCKS, Credit
+from decoder.scheduler import HOLD_STEPS, Plan, Scheduler
+from decoder.sequence import LeaseId, Sequence, SequenceId, SequenceState
+from tests.decoder.rig import request
+
+BLOCK = 4
+
+
+def make(number: int, length: int, *, max_tokens: int = 8, priority: int = 0, is_trunk: bool = False) -> Sequence:
+    item = request(number, [5] * length, max_tokens=max_tokens, priority=priority)
+    return Sequence(SequenceId(number), item, 0, number, is_trunk=is_trunk)
+
+
+class Pool:
+    """A daemon of counters: all-or-nothing acquires, credit as far as there is room."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = list(range(1, num_blocks + 1))
+
+    def take(self, count: int) -> np.ndarray:
+        taken, self.free = self.free[:count], self.free[count:]
+        return np.array(taken, np.int32)
+
+    def give(self, blocks: Any) -> None:
+        self.free.extend(int(block) for block in blocks)
+        assert len(self.free) == len(set(self.free))
+
+
+class Rig:
+    """Steps a scheduler the way the engine does, with every sequence generating token 9."""
+
+    def __init__(self, num_blocks: int = 32, **options: Any) -> None:
+        self.pool = Pool(num_blocks)
+        self.num_blocks = num_blocks
+        self.scheduler = Scheduler(
+            **{"block_tokens": BLOCK, "num_blocks": num_blocks, "max_batch": 4, "chunk_tokens": 16, **options}
+        )
+        self.ended: list[int] = []
+        self.outgrown: list[int] = []
+        self.preempted: list[int] = []
+        self.last_lease = 0
+
+    def admit(self) -> bool:
+        sequence = self.scheduler.next_admission()
+        if sequence is None:
+            return False
+        needed = self.scheduler.blocks_for(sequence.num_tokens)
+        if needed > len(self.pool.free):
+            self.scheduler.refuse_full()
+            return False
+        self.last_lease += 1
+        self.scheduler.admit(LeaseId(self.last_lease), self.pool.take(needed), 0, None)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.table)
+        sequence.drop_lease()
+
+    def end(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self.release(sequence)
+        self.scheduler.remove(sequence)
+
+    def step(self) -> Plan:
+        scheduler = self.scheduler
+        while self.admit():
+            pass
+        plan = scheduler.schedule()
+        for sequence in plan.preempted:
+            self.preempted.append(int(sequence.sequence_id))
+            self.release(sequence)
+        for sequence, _ in plan.outgrown:
+            self.outgrown.append(int(sequence.sequence_id))
+            self.end(sequence)
+        plan.drop_ended()
+        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=plan.in_need)
+        self.pool.give(returned)
+        if len(returned):
+            scheduler.retry_admission()
+        granted = self.pool.take(min(wanted, len(self.pool.free)))
+        scheduler.credit.grant(granted.tolist())
+        scheduler.credit.answered(wanted, len(granted))
+        assert len(plan.decodes) + len(plan.chunks) <= scheduler.max_batch
+        assert sum(count for _, count in plan.chunks) <= max(1, scheduler.chunk_tokens - len(plan.decodes))
+        for sequence, count in [*((one, 1) for one in plan.decodes), *plan.chunks]:
+            assert 1 <= count <= sequence.remaining
+            sequence.num_computed += count
+            assert scheduler.blocks_for(sequence.num_computed) <= sequence.num_blocks
+            if sequence.remaining == 0:
+                sequence.append_token(9)
+                if sequence.num_generated >= sequence.request.stopping.max_tokens:
+                    self.ended.append(int(sequence.sequence_id))
+                    self.end(sequence)
+        return plan
+
+    def run(self, count: int, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if len(self.ended) + len(self.outgrown) >= count:
+                break
+            self.step()
+        else:
+            raise AssertionError(f"{self.ended} ended of {count}")
+        self.step()
+        assert len(self.pool.free) == self.num_blocks, "every block came back"
+
+
+# ---- steps
+
+
+def test_decodes_come_before_prefills_and_share_the_step() -> None:
+    """A running decode is in every step while a long prompt is computed beside it in what is left of the budget."""
+    rig = Rig(chunk_tokens=16)
+    rig.scheduler.enqueue(make(1, 3, max_tokens=30))
+    rig.step()
+    rig.scheduler.enqueue(make(2, 60))
+    for _ in range(4):
+        plan = rig.step()
+        assert [int(sequence.sequence_id) for sequence in plan.decodes] == [1]
+        assert [(int(sequence.sequence_id), count) for sequence, count in plan.chunks] == [(2, 15)]
+
+
+def test_a_long_prompt_does_not_hold_short_ones_up() -> None:
+    """The first gets half of a step at least, the shortest of the others the rest, so short ones start at once."""
+    rig = Rig(num_blocks=64, chunk_tokens=16)
+    for number, length in ((1, 100), (2, 30), (3, 6)):
+        rig.scheduler.enqueue(make(number, length))
+    plan = rig.step()
+    assert [(int(sequence.sequence_id), count) for sequence, count in plan.chunks] == [(1, 8), (3, 6), (2, 2)]
+
+
+def test_a_lone_prompt_gets_the_whole_budget() -> None:
+    """What nobody else wants goes back to the first."""
+    rig = Rig(num_blocks=64, chunk_tokens=16)
+    rig.scheduler.enqueue(make(1, 100))
+    assert [count for _, count in rig.step().chunks] == [16]
+
+
+def test_a_prefill_moves_even_where_decodes_fill_the_budget() -> None:
+    """With as many decodes as the budget has tokens, one prefill token a step is computed all the same."""
+    rig = Rig(num_blocks=64, max_batch=8, chunk_tokens=4)
+    for number in range(1, 6):
+        rig.scheduler.enqueue(make(number, 1, max_tokens=40))
+    while len(rig.step().decodes) < 5:
+        pass
+    rig.scheduler.enqueue(make(9, 10))
+    plan = rig.step()
+    assert (len(plan.decodes), [count for _, count in plan.chunks]) == (5, [1])
+
+
+def test_paused_sequences_are_left_out() -> None:
+    """A paused sequence computes nothing and holds its place; when it goes on it is in the next step."""
+    rig = Rig()
+    sequence = make(1, 3, max_tokens=30)
+    rig.scheduler.enqueue(sequence)
+    rig.step()
+    sequence.paused = True
+    assert not rig.step().has_work
+    assert sequence.state is SequenceState.RUNNING
+    sequence.paused = False
+    assert rig.step().decodes == [sequence]
+
+
+# ---- admission
+
+
+def test_order_is_by_priority_then_arrival() -> None:
+    """Higher priority first; within one priority nobody overtakes."""
+    rig = Rig(max_batch=1)
+    for number, priority in ((1, 0), (2, 1), (3, 0), (4, 1)):
+        rig.scheduler.enqueue(make(number, 3, priority=priority))
+    rig.run(4)
+    assert rig.ended == [2, 4, 1, 3]
+
+
+def test_nobody_overtakes_a_head_that_finds_the_pool_full() -> None:
+    """A small request behind a large one that waits for room does not go first, and the large one gets its turn."""
+    rig = Rig(num_blocks=10)
+    rig.scheduler.enqueue(make(1, 20, max_tokens=10))
+    rig.step()
+    rig.scheduler.enqueue(make(2, 30, max_tokens=2))
+    rig.scheduler.enqueue(make(3, 2, max_tokens=2))
+    rig.run(3)
+    assert rig.ended.index(1) < rig.ended.index(2)
+    assert 3 not in rig.ended[: rig.ended.index(1)]
+
+
+def test_one_acquire_is_on_its_way_at_a_time() -> None:
+    """Until the answer no other is asked for; a refusal for good lets the queue move."""
+    scheduler = Rig().scheduler
+    first, second = make(1, 3), make(2, 3)
+    scheduler.enqueue(first)
+    scheduler.enqueue(second)
+    assert scheduler.next_admission() is first
+    assert scheduler.next_admission() is None
+    scheduler.refuse()
+    assert first.state is SequenceState.FINISHED
+    assert scheduler.next_admission() is second
+
+
+def test_places_are_bounded() -> None:
+    """Running, acquiring and promised sequences together never pass max_batch."""
+    rig = Rig(max_batch=3)
+    for number in range(1, 8):
+        rig.scheduler.enqueue(make(number, 2, max_tokens=20))
+    rig.step()
+    assert len(rig.scheduler.running) == 3
+    assert rig.scheduler.promise_places(5) == 0
+    rig.end(rig.scheduler.running[0])
+    assert rig.scheduler.promise_places(5) == 1
+    assert rig.scheduler.next_admission() is None
+    rig.scheduler.drop_promise(1)
+    assert rig.scheduler.next_admission() is not None
+
+
+@pytest.mark.parametrize("state", ["waiting", "acquiring", "running", "finished"])
+def test_removing_is_legal_in_every_state_and_twice(state: str) -> None:
+    """A sequence can be ended wherever it is; its place is free afterwards."""
+    rig = Rig(max_batch=1)
+    sequence = make(1, 3)
+    rig.scheduler.enqueue(sequence)
+    if state == "acquiring":
+        rig.scheduler.next_admission()
+    if state in ("running", "finished"):
+        rig.step()
+    if state == "finished":
+        rig.end(sequence)
+    for _ in range(2):
+        rig.end(sequence)
+    assert sequence.state is SequenceState.FINISHED
+    if state == "acquiring":
+        assert rig.scheduler.refuse() is sequence
+    assert rig.scheduler.free_places == 1
+    assert not rig.scheduler.running and not rig.scheduler.waiting
+
+
+# ---- room
+
+
+def test_the_youngest_of_the_lowest_priority_gives_way_and_comes_back_first() -> None:
+    """Preemption takes the lowest rank; the preempted goes before what arrived later."""
+    rig = Rig(num_blocks=6, max_batch=3)
+    rig.scheduler.enqueue(make(1, 7, max_tokens=12))
+    rig.scheduler.enqueue(make(2, 7, max_tokens=12, priority=1))
+    rig.scheduler.enqueue(make(3, 7, max_tokens=12))
+    rig.scheduler.enqueue(make(4, 7, max_tokens=12))
+    while not rig.preempted:
+        rig.step()
+    assert rig.preempted[0] == 3
+    assert [int(sequence.sequence_id) for sequence in rig.scheduler.waiting][:1] == [3]
+    rig.run(4)
+    assert rig.ended[0] == 2, "the highest rank is never preempted for another"
+
+
+def test_after_a_preemption_the_blocks_go_to_who_needed_them() -> None:
+    """Nobody is admitted for a while, unless somebody leaves; then the queue moves again."""
+    rig = Rig(num_blocks=6, max_batch=3)
+    for number in (1, 2, 3):
+        rig.scheduler.enqueue(make(number, 7, max_tokens=16))
+    while not rig.preempted:
+        rig.step()
+    assert rig.scheduler.next_admission() is None
+    for _ in range(HOLD_STEPS):
+        rig.scheduler._hold = max(0, rig.scheduler._hold - 1)
+    assert rig.scheduler.next_admission() is not None
+    rig.scheduler.refuse_full()
+    rig.run(3)
+
+
+def test_paused_sequences_give_way_first() -> None:
+    """Where a block lacks, a paused sequence gives way before a running one, though it came first."""
+    rig = Rig(num_blocks=5, max_batch=2)
+    first, second = make(1, 7, max_tokens=20), make(2, 7, max_tokens=10)
+    rig.scheduler.enqueue(first)
+    rig.scheduler.enqueue(second)
+    rig.step()
+    rig.step()
+    first.paused = True
+    while not rig.ended:
+        rig.step()
+    assert rig.preempted == [1]
+    assert rig.ended == [2]
+    first.paused = False
+    rig.run(2)
+
+
+def test_a_paused_sequence_makes_room_for_the_queue() -> None:
+    """A head that finds the pool full takes the place of a stopped reader, who waits until it reads again."""
+    rig = Rig(num_blocks=5, max_batch=2)
+    first = make(1, 12, max_tokens=6)
+    rig.scheduler.enqueue(first)
+    rig.step()
+    first.paused = True
+    rig.scheduler.enqueue(make(2, 15, max_tokens=2))
+    while not rig.ended:
+        rig.step()
+    assert (rig.preempted, rig.ended) == ([1], [2])
+    first.paused = False
+    rig.run(2)
+
+
+def test_a_sequence_alone_that_outgrows_the_pool_is_told_so() -> None:
+    """It uses the whole pool first, and nobody is preempted for what can never fit."""
+    rig = Rig(num_blocks=6)
+    rig.scheduler.enqueue(make(1, 4, max_tokens=100))
+    rig.scheduler.enqueue(make(2, 4, max_tokens=3))
+    rig.run(2)
+    assert (rig.outgrown, rig.ended) == ([1], [2])
+
+
+def test_credit_is_asked_ahead_and_given_back() -> None:
+    """Decodes find their blocks without waiting; when nothing runs no credit is held."""
+    rig = Rig()
+    rig.scheduler.enqueue(make(1, 4, max_tokens=60))
+    rig.step()
+    for _ in range(59):
+        assert rig.step().decodes
+    rig.step()
+    assert len(rig.scheduler.credit) == 0
+
+
+# ---- the credit alone
+
+
+def test_one_ask_is_on_its_way_at_a_time() -> None:
+    """A second ask waits for the answer; a short answer stops asking ahead until room changed or need is real."""
+    credit = Credit()
+    assert credit.settle(3, in_need=False)[0] == 3
+    assert credit.settle(5, in_need=False)[0] == 0
+    credit.answered(3, 0)
+    assert credit.settle(3, in_need=False)[0] == 0
+    assert not credit.is_refused
+    assert credit.settle(3, in_need=True)[0] == 3
+    credit.answered(3, 1)
+    assert credit.is_refused
+    credit.room_changed()
+    assert credit.settle(3, in_need=False)[0] == 3
+
+
+def test_surplus_goes_back() -> None:
+    """What is far above the need goes back, and everything where nothing is needed."""
+    credit = Credit()
+    credit.grant(range(1, 30))
+    asked, returned = credit.settle(5, in_need=False)
+    assert (asked, len(returned), len(credit)) == (0, 24, 5)
+    credit.grant(range(40, 40 + 5 + SLACK_BLOCKS))
+    assert len(credit.settle(5, in_need=False)[1]) == 0
+    assert len(credit.settle(0, in_need=False)[1]) == 10 + SLACK_BLOCKS
+    assert len(credit) == 0
+
+
+def test_after_a_reclaim_nothing_is_asked_ahead() -> None:
+    """Reclaimed blocks go back at once, and for a while need is counted for the next step alone."""
+    credit = Credit()
+    credit.grant([1, 2, 3])
+    credit.reclaim(2)
+    assert credit.ahead_steps == 1
+    assert len(credit.settle(3, in_need=False)[1]) == 2
+    for _ in range(LEAN_STEPS):
+        credit.settle(1, in_need=False)
+    assert credit.ahead_steps > 1
+
+
+# ---- liveness
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_everything_that_came_in_ends(seed: int) -> None:
+    """Random loads on random pools, with pauses and cancels: all end or are told they cannot, and all blocks return."""
+    chance = random.Random(seed)
+    num_blocks = chance.randrange(4, 40)
+    rig = Rig(num_blocks, max_batch=chance.randrange(1, 8), chunk_tokens=chance.choice((1, 4, 16, 64)))
+    fresh = [
+        make(
+            number,
+            chance.randrange(1, BLOCK * (num_blocks - 1)),
+            max_tokens=chance.randrange(1, 40),
+            priority=chance.randrange(-1, 2),
+        )
+        for number in range(1, chance.randrange(2, 14))
+    ]
+    everyone = list(fresh)
+    gone = 0
+    for _ in range(20_000):
+        if fresh and chance.random() < 0.4:
+            rig.scheduler.enqueue(fresh.pop())
+        if chance.random() < 0.02:
+            sequence = chance.choice(everyone)
+            if sequence not in fresh and sequence.state is not SequenceState.FINISHED:
+                rig.end(sequence)
+                gone += 1
+        for sequence in everyone:
+            if chance.random() < 0.05:
+                sequence.paused = not sequence.paused
+            if chance.random() < 0.5:
+                sequence.paused = False
+        rig.step()
+        running = [sequence for sequence in rig.scheduler.running if not sequence.paused]
+        assert len(running) <= rig.scheduler.max_batch
+        if not fresh and len(rig.ended) + len(rig.outgrown) + gone == len(everyone):
+            break
+    else:
+        raise AssertionError((seed, rig.ended, rig.outgrown, gone, len(everyone)))
+    rig.step()
+    assert sorted(rig.pool.free) == list(range(1, num_blocks + 1))
+    for number in rig.outgrown:
+        item = everyone[number - 1].request
+        assert len(item.prompt) + item.stopping.max_tokens - 1 > num_blocks * BLOCK
