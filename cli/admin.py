@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 
-from cli.admin_tables import TABLES, show_snapshot
+from cli.admin_tables import TABLES, as_plain, show_snapshot
 from cli.client import explain_failure
 from cli.errors import EXIT_USAGE, CommandError
 from common.credentials import read_secret
@@ -128,13 +127,6 @@ def _positive(text: str) -> int:
     return value
 
 
-def _as_dict(message: Any) -> dict[str, Any]:
-    shown: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return shown
-
-
 def _print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -142,7 +134,7 @@ def _print_json(value: object) -> None:
 def _snapshot(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("GetSnapshot", admin_pb2.GetSnapshotRequest())
     if options.json:
-        _print_json(_as_dict(answer))
+        _print_json(as_plain(answer))
     else:
         print(show_snapshot(answer))
     return 0
@@ -151,7 +143,7 @@ def _snapshot(client: AdminClient, options: argparse.Namespace) -> int:
 def _check(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("CheckIntegrity", admin_pb2.CheckIntegrityRequest())
     if options.json:
-        _print_json(_as_dict(answer))
+        _print_json(as_plain(answer))
     else:
         state = "every invariant holds" if answer.ok else f"{len(answer.violations)} violations"
         print("\n".join([f"{answer.checked_blocks} blocks checked: {state}", *answer.violations]))
@@ -162,7 +154,7 @@ def _list(method: str, field: str, make: Callable[[argparse.Namespace], Any]) ->
     def run(client: AdminClient, options: argparse.Namespace) -> int:
         items = client.list_all(method, make(options), field, options.limit)
         if options.json:
-            _print_json([_as_dict(item) for item in items])
+            _print_json([as_plain(item) for item in items])
         else:
             print(TABLES[field](items) if items else "none")
         return 0
@@ -176,7 +168,7 @@ def _change(
     def run(client: AdminClient, options: argparse.Namespace) -> int:
         answer = client.call(method, make(options))
         if options.json:
-            _print_json(_as_dict(answer))
+            _print_json(as_plain(answer))
         else:
             print(describe(options, answer))
         return 0

@@ -12,6 +12,24 @@ from tessera.admin.v1 import admin_pb2
 MAX_SHOWN_BLOCKS = 8
 
 
+def as_plain(message: Any) -> dict[str, Any]:
+    """A message as plain values for JSON: every field, numbers as numbers, enums by name.
+
+    The canonical JSON of protobuf would turn 64-bit numbers into strings, which no script wants to compare.
+    """
+
+    def plain(field: Any, value: Any) -> Any:
+        if field.message_type is not None:
+            return as_plain(value)
+        return field.enum_type.values_by_number[value].name if field.enum_type is not None else value
+
+    shown: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        shown[field.name] = [plain(field, item) for item in value] if field.is_repeated else plain(field, value)
+    return shown
+
+
 def show_snapshot(answer: Any) -> str:
     """All counters, then the tenants."""
     counters = [

@@ -292,6 +292,16 @@ def test_admin_follows_the_pages(admin: Admin, capsys: pytest.CaptureFixture[str
         assert [block["block"] for block in json.loads(capsys.readouterr().out)] == numbers
 
 
+def test_admin_json_has_numbers_and_names(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counters are numbers, states are names, and fields that are zero are there."""
+    assert main(["admin", "snapshot", "--json", *admin[1]]) == 0
+    snapshot = json.loads(capsys.readouterr().out)
+    assert (snapshot["total_blocks"], snapshot["active_blocks"]) == (32, 0)
+    assert snapshot["tenants"][0]["cached_blocks"] == 2
+    assert main(["admin", "blocks", "--json", *admin[1]]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "BLOCK_STATE_CACHED"
+
+
 def test_admin_sends_what_was_asked(admin: Admin) -> None:
     """The fields of a change are those of the command line."""
     assert main(["admin", "evict", "--tenant", "acme", "--blocks", "5", *admin[1]]) == 0
