@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -187,11 +188,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
         if handler is None:
             return None
         method = handler_call_details.method
+        decode = handler.request_deserializer
+        if not handler.request_streaming:
+            decode = _Decoder(decode)
         if handler.response_streaming:
             inner_stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
             async def writer(request: Any, context: Any) -> None:
                 try:
+                    _check_decoded(request)
                     await inner_stream(request, context)  # sends its responses by context.write
                 except TesseraError as error:
                     await abort_with(context, error)
@@ -202,6 +207,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
+                    _check_decoded(request)
                     async for response in inner_stream(request, context):
                         yield response
                 except TesseraError as error:
@@ -217,11 +223,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
                 else grpc.unary_stream_rpc_method_handler
             )
             wrapper = writer if inspect.iscoroutinefunction(inner_stream) else stream
-            return make(wrapper, handler.request_deserializer, handler.response_serializer)
+            return make(wrapper, decode, handler.response_serializer)
         inner_unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def unary(request: Any, context: Any) -> Any:
             try:
+                _check_decoded(request)
                 return await inner_unary(request, context)
             except TesseraError as error:
                 await abort_with(context, error)
@@ -233,7 +240,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
-        return make(unary, handler.request_deserializer, handler.response_serializer)
+        return make(unary, decode, handler.response_serializer)
+
+
+class _Malformed:
+    """Stands for a request that is no message of its type."""
+
+
+class _Decoder:
+    """A deserializer whose failure reaches the handler; gRPC itself would answer UNKNOWN with the exception's text."""
+
+    def __init__(self, decode: Callable[[bytes], Any] | None) -> None:
+        self._decode = decode
+
+    def __call__(self, data: bytes) -> Any:
+        try:
+            return data if self._decode is None else self._decode(data)
+        except DecodeError:
+            return _Malformed()
+
+
+def _check_decoded(request: Any) -> None:
+    if isinstance(request, _Malformed):
+        raise InvalidArgument("request", "is no message of the method's type")
 
 
 def _unexpected(method: str, error: Exception) -> TesseraError:

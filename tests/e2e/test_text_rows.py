@@ -128,14 +128,17 @@ def test_row_29_of_overlapping_stops_the_earliest_counts(chains: Chains) -> None
 
 
 def test_row_29_a_stop_token_ends_the_sample(chains: Chains) -> None:
-    """A stop token id ends it, and is named; min_tokens puts it off."""
+    """A stop token id ends it, and is named; before min_tokens it cannot be chosen."""
     token = chains.say("english").token_ids[4]
     sample = chains.say("english", stop_token_ids=[token])
     assert (sample.reason, sample.stop) == (STOP, str(token))
     assert sample.token_ids[-1] == token
     assert len(sample.token_ids) == 5
-    late = chains.say("english", stop_token_ids=[token], min_tokens=6)
-    assert late.text == chains.text("english")
+    request = make_request([chains.starts["english"]], new=30, stop_token_ids=[token], min_tokens=6)
+    late = chains.node.generate(request)
+    assert len(late.token_ids) >= 6
+    assert late.token_ids[:4] == sample.token_ids[:4]
+    assert token not in late.token_ids[:6], "it is not chosen before it may end the sample"
 
 
 def test_row_30_text_that_cannot_become_a_stop_is_not_held_back(chains: Chains) -> None:
