@@ -53,8 +53,7 @@ def acquire(
             usable=pool.num_blocks,
             reason="EXCEEDS_POOL",
         )
-    owner = state.owner_of(tenant)
-    known = index.forest.trees.get((owner, root))
+    known = index.forest.trees.get((state.known_owner(tenant), root))
     match = Match(NO_BLOCKS, 0, 0, None) if known is None or no_read else index.match(known, tokens, num_tokens - 1)
     blocks, source, rest = match.blocks, match.source, match.num_tail_tokens
     fresh = total - len(blocks)
@@ -65,6 +64,7 @@ def acquire(
         source = rest = source_room = 0
     state.require(fresh, room - source_room)
 
+    owner = state.owner_of(tenant)
     pool.hold(blocks)
     if source:
         pool.hold(np.array([source], np.intp))

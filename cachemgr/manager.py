@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cachemgr import admission, branches, integrity, reports, views
-from cachemgr.blocks import BlockState
+from cachemgr.blocks import NO_OWNER, BlockState
 from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.results import Acquired, Branch, CopyPlan, DetachOutcome, Reported, SequenceReport
 from cachemgr.state import CacheState
@@ -198,27 +198,27 @@ class CacheManager:
 
     def evict(self, *, num_blocks: int | None = None, tenant: TenantId | None = None, everything: bool = False) -> int:
         """Drops cached blocks, in the order of eviction: at most `num_blocks`, or all of `tenant`, or everything.
-        Returns how many. Raises FailedPrecondition for `everything` while a lease is held, InvalidArgument."""
+        Returns how many. Raises InvalidArgument; FailedPrecondition for `everything` while anything of it is in use."""
         state = self._state
         if num_blocks is not None and num_blocks < 1:
             raise InvalidArgument("num_blocks", f"is {num_blocks}; allowed is 1 and more")
         if num_blocks is None and tenant is None and not everything:
             raise InvalidArgument("all", "one of all, tenant and num_blocks must be set")
-        if everything and state.book.leases:
+        if everything and (state.book.leases or state.pool.num_published > state.pool.num_cached):
             raise FailedPrecondition("blocks are in use; nothing was dropped", reason="BLOCKS_IN_USE")
         state.revision += 1
         count = state.pool.num_cached if num_blocks is None else num_blocks
         if tenant is None:
             return state.evict(count)
         owner = state.known_owner(tenant)
-        return 0 if owner is None else state.evict(count, lambda tree: tree.owner == owner)
+        return state.evict(count, lambda tree: tree.owner == owner)
 
     def purge(self, tenant: TenantId) -> int:
         """Drops a tenant's whole index, also what leases hold: they keep their blocks, and publish nothing any more.
         Returns how many blocks were unlisted."""
         state = self._state
         owner = state.known_owner(tenant)
-        if owner is None:
+        if owner == NO_OWNER:
             return 0
         state.revision += 1
         blocks = state.index.remove_owner(owner)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cachemgr.blocks import BlockPool
+from cachemgr.blocks import NO_OWNER, BlockPool
 from cachemgr.counters import Counters
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.leases import Lease, LeaseBook, Session
@@ -58,9 +58,9 @@ class CacheState:
             self.tenant_names.append(tenant)
         return number
 
-    def known_owner(self, tenant: TenantId) -> int | None:
-        """The tenant's number, or None for one never seen."""
-        return self._tenant_numbers.get(tenant)
+    def known_owner(self, tenant: TenantId) -> int:
+        """The tenant's number, or 0 for one never seen."""
+        return self._tenant_numbers.get(tenant, NO_OWNER)
 
     @property
     def room(self) -> int:

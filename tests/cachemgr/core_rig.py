@@ -1,0 +1,234 @@
+"""A simulated decoder over the real `CacheManager`: it writes what it computes into a pretend arena.
+
+Each cell of the arena holds the whole prefix that its key and value depend on, (root, tokens up to here), so that a
+wrong share, a stale block, a lost copy or a block freed too early shows as a wrong cell, whatever the manager believes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cachemgr.ids import BlockRun, LeaseId, SessionId, TenantId
+from cachemgr.manager import CacheManager
+from cachemgr.results import Acquired, CopyPlan, Reported, SequenceReport
+
+NO_BLOCKS = np.zeros(0, np.int32)
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Packed little-endian int32."""
+    return np.array(tokens, "<i4").tobytes()
+
+
+def root_of(tenant: str) -> bytes:
+    """A root of 32 bytes for a tenant."""
+    return tenant.encode().ljust(32, b".")
+
+
+@dataclass(eq=False)
+class Running:
+    """One sequence as its decoder sees it."""
+
+    session: SessionId
+    lease_id: LeaseId
+    tenant: str
+    tokens: list[int]
+    table: list[int]
+    computed: int
+    copy: CopyPlan | None
+    reported: int = 0
+    copied: bool = False
+    taken: list[int] = field(default_factory=list)
+
+
+class Rig:
+    """A manager, its decoders' sequences and the pretend arena."""
+
+    def __init__(self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128, fail_allocation: int = 0):
+        self.block_tokens = block_tokens
+        self.cells: dict[int, list[object]] = {b: [None] * block_tokens for b in range(1, num_blocks + 1)}
+        self.manager = CacheManager(
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            epoch=7,
+            name_bits=name_bits,
+            fail_allocation=fail_allocation,
+            on_free=self._poison,
+        )
+        self.sequences: list[Running] = []
+        self.credit: dict[SessionId, list[int]] = {}
+        self.revision: dict[SessionId, int] = {}
+        self.session = self.attach()
+
+    def _poison(self, blocks: BlockRun) -> None:
+        for block in blocks.tolist():
+            self.cells[block] = ["poison"] * self.block_tokens
+
+    def attach(self) -> SessionId:
+        session = self.manager.attach(decoder_name="decoder", process_id=1, now_ns=0)
+        self.credit[session] = []
+        self.revision[session] = 0
+        return session
+
+    def acquire(
+        self,
+        tokens: Sequence[int],
+        *,
+        tenant: str = "a",
+        session: SessionId | None = None,
+        no_read: bool = False,
+        no_store: bool = False,
+        resumed: bool = False,
+        priority: int = 50,
+    ) -> Running:
+        """A lease; the copy, if any, is still to run."""
+        session = self.session if session is None else session
+        answer: Acquired = self.manager.acquire(
+            session,
+            tenant=TenantId(tenant),
+            root=root_of(tenant),
+            tokens=pack(tokens),
+            request_id="request",
+            sample=0,
+            no_read=no_read,
+            no_store=no_store,
+            resumed=resumed,
+            priority=priority,
+            now_ns=0,
+        )
+        sequence = Running(
+            session, answer.lease_id, tenant, list(tokens), answer.blocks.tolist(), answer.cached_tokens, answer.copy
+        )
+        sequence.reported = len(tokens)
+        self.sequences.append(sequence)
+        return sequence
+
+    def cell_of(self, sequence: Running, position: int) -> object:
+        """What must stand at a position."""
+        return (root_of(sequence.tenant), tuple(sequence.tokens[: position + 1]))
+
+    def run_copy(self, sequence: Running) -> None:
+        if sequence.copy is not None:
+            plan = sequence.copy
+            self.cells[plan.target][: plan.num_tokens] = self.cells[plan.source][: plan.num_tokens]
+            sequence.copy = None
+            sequence.copied = True
+
+    def compute(self, sequence: Running, up_to: int | None = None) -> None:
+        """Runs the copy, then writes the cells of tokens up to `up_to` (all by default)."""
+        self.run_copy(sequence)
+        end = len(sequence.tokens) if up_to is None else up_to
+        for position in range(sequence.computed, end):
+            block = sequence.table[position // self.block_tokens]
+            self.cells[block][position % self.block_tokens] = self.cell_of(sequence, position)
+        sequence.computed = max(sequence.computed, end)
+
+    def grow(self, sequence: Running, token: int) -> bool:
+        """Appends a token, with a block from the credit where one is needed; False where there is none."""
+        if len(sequence.tokens) // self.block_tokens == len(sequence.table):
+            credit = self.credit[sequence.session]
+            if not credit:
+                return False
+            block = credit.pop(0)
+            sequence.table.append(block)
+            sequence.taken.append(block)
+        sequence.tokens.append(token)
+        return True
+
+    def message(self, sequence: Running, *, release: bool = False) -> SequenceReport:
+        """What this sequence has to report."""
+        report = SequenceReport(
+            sequence.lease_id,
+            taken_blocks=np.array(sequence.taken, np.int32),
+            tokens=pack(sequence.tokens[sequence.reported :]),
+            sealed_tokens=sequence.computed if sequence.copy is None else 0,
+            copied=sequence.copied,
+            release=release,
+        )
+        sequence.taken, sequence.copied, sequence.reported = [], False, len(sequence.tokens)
+        return report
+
+    def report(
+        self,
+        *messages: SequenceReport,
+        session: SessionId | None = None,
+        returned: Sequence[int] = (),
+        wanted: int = 0,
+        applied_revision: int | None = None,
+    ) -> Reported:
+        """Sends a report and applies its answer; acknowledges all that was applied before unless told otherwise."""
+        session = self.session if session is None else session
+        applied = self.revision[session] if applied_revision is None else applied_revision
+        answer = self.manager.report(
+            session,
+            messages,
+            returned=np.array(returned, np.int32),
+            wanted=wanted,
+            applied_revision=applied,
+            now_ns=0,
+        )
+        self.credit[session] = [block for block in self.credit[session] if block not in set(returned)]
+        self.credit[session] += answer.credit.tolist()
+        over = {message.lease_id for message in messages if message.release}
+        over |= {refusal.lease_id for refusal in answer.refusals}
+        self.sequences = [sequence for sequence in self.sequences if sequence.lease_id not in over]
+        for replacement in answer.replacements:
+            for sequence in self.sequences:
+                if sequence.lease_id == replacement.lease_id:
+                    end = replacement.first_index + len(replacement.blocks)
+                    sequence.table[replacement.first_index : end] = replacement.blocks.tolist()
+        self.revision[session] = self.manager.revision
+        return answer
+
+    def finish(self, sequence: Running) -> Reported:
+        """Computes all of a sequence and releases it."""
+        self.compute(sequence)
+        return self.report(self.message(sequence, release=True), session=sequence.session)
+
+    def serve(self, tokens: Sequence[int], *, tenant: str = "a", priority: int = 50, no_store: bool = False) -> int:
+        """A whole request: acquire, compute, release. Returns its cached tokens."""
+        sequence = self.acquire(tokens, tenant=tenant, priority=priority, no_store=no_store)
+        cached = sequence.computed
+        self.finish(sequence)
+        return cached
+
+    def fork(self, parent: Running, samples: Sequence[int], num_tokens: int) -> list[Running]:
+        branches = self.manager.fork(parent.session, parent.lease_id, samples, num_tokens, 0)
+        made = []
+        for branch in branches:
+            child = Running(
+                parent.session,
+                branch.lease_id,
+                parent.tenant,
+                parent.tokens[:num_tokens],
+                branch.blocks.tolist(),
+                num_tokens,
+                branch.copy,
+            )
+            child.reported = num_tokens
+            made.append(child)
+        self.sequences += made
+        return made
+
+    def check(self) -> None:
+        """Every computed position of every sequence reads what it must; the manager's own check passes."""
+        violations = self.manager.check_integrity()
+        assert violations == [], violations
+        for sequence in self.sequences:
+            for position in range(sequence.computed):
+                block, slot = divmod(position, self.block_tokens)
+                number = sequence.table[block]
+                if sequence.copy is not None and number == sequence.copy.target:
+                    number = sequence.copy.source
+                assert self.cells[number][slot] == self.cell_of(sequence, position)
+
+    def quiet(self) -> None:
+        """Nothing is held: no lease, no active block but credit, nothing quarantined."""
+        self.check()
+        shot = self.manager.snapshot()
+        assert (shot.leases, shot.quarantined_blocks) == (0, 0)
+        assert shot.active_blocks == shot.credit_blocks
+        assert shot.free_blocks + shot.cached_blocks + shot.active_blocks == shot.total_blocks
