@@ -1,0 +1,116 @@
+"""Helpers of the model tests: random models in memory, poisoned arenas and batches of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.layout import KvDtype, KvLayout
+from decoder.batch import StepBatch
+from decoder.models.config import ModelConfig, digest_config
+from decoder.models.llama import CausalLM
+from decoder.models.packing import to_bfloat16
+from decoder.weights.loader import expected_shapes
+
+NAN_BITS = 0x7FC0
+IntArray = NDArray[np.int32]
+
+
+def make_config(
+    *, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, hidden: int = 64, layers: int = 2, vocab: int = 260
+) -> ModelConfig:
+    """A small Llama configuration."""
+    return ModelConfig(
+        "llama", vocab, layers, heads, kv_heads, head_dim, hidden, 2 * hidden, 1e-5, 10000.0, 4096, (2,), 1, False
+    )
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    """Random weights, rounded to bfloat16 so that both dtypes compute the same function."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in expected_shapes(config).items():
+        values = random.standard_normal(shape) / (np.sqrt(shape[1]) if len(shape) == 2 else 10.0)
+        if len(shape) == 1:
+            values = values + 1.0
+        elif "q_proj" in name or "k_proj" in name:
+            values = values * 2.0
+        rounded = to_bfloat16(values.astype(np.float32)).astype(np.uint32) << 16
+        tensors[name] = rounded.view(np.float32)
+    return tensors
+
+
+def make_model(
+    config: ModelConfig,
+    tensors: dict[str, NDArray[np.float32]],
+    kernels: str,
+    *,
+    block_tokens: int = 16,
+    threads: int = 2,
+) -> CausalLM:
+    """A model with one of the kernel sets "float32", "portable" (bfloat16) or "auto" (bfloat16)."""
+    dtype = KvDtype.FLOAT32 if kernels == "float32" else KvDtype.BFLOAT16
+    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, dtype)
+    digests = digest_config(config, bytes(32), dtype.value)
+    chosen = "auto" if kernels == "float32" else kernels
+    return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen)
+
+
+def poisoned_arena(model: CausalLM, num_blocks: int) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """An arena full of NaN, the null block included."""
+    shape = (num_blocks + 1, *model.layout.block_shape)
+    if model.layout.dtype is KvDtype.BFLOAT16:
+        return np.full(shape, NAN_BITS, np.uint16)
+    return np.full(shape, np.nan, np.float32)
+
+
+@dataclass
+class Sequence:
+    """A prompt with its blocks; `done` tokens are in the arena."""
+
+    token_ids: IntArray
+    blocks: IntArray
+    done: int = 0
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+def run_step(
+    model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], parts: list[tuple[Sequence, int]]
+) -> None:
+    """One step that adds `count` tokens to each sequence; logits of all its rows are appended to the sequence."""
+    parts = sorted(parts, key=lambda part: part[1] > 1)
+    width = max(sequence.blocks.size for sequence, _ in parts) + 1
+    tables = np.zeros((len(parts), width), np.int32)
+    for index, (sequence, _) in enumerate(parts):
+        tables[index, : sequence.blocks.size] = sequence.blocks
+    counts = [count for _, count in parts]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    batch = StepBatch(
+        np.concatenate([s.token_ids[s.done : s.done + count] for s, count in parts]),
+        np.concatenate([np.arange(s.done, s.done + count, dtype=np.int32) for s, count in parts]),
+        starts,
+        np.array([s.done + count for s, count in parts], np.int32),
+        tables,
+        np.arange(starts[-1], dtype=np.int32),
+        sum(count == 1 for count in counts),
+    )
+    logits = model.forward(batch, arena)
+    for index, (sequence, count) in enumerate(parts):
+        sequence.logits.append(logits[starts[index] : starts[index + 1]].copy())
+        sequence.done += count
+
+
+def run_prompt(
+    model: CausalLM, token_ids: IntArray, *, chunk: int | None = None, seed: int = 0
+) -> NDArray[np.float32]:
+    """Logits at every position of one prompt, on scattered blocks of a poisoned arena, in chunks."""
+    tokens = model.layout.block_tokens
+    needed = -(-token_ids.size // tokens)
+    arena = poisoned_arena(model, 2 * needed + 2)
+    blocks = (np.random.default_rng(seed).permutation(2 * needed + 2)[:needed] + 1).astype(np.int32)
+    sequence = Sequence(token_ids, blocks)
+    while sequence.done < token_ids.size:
+        run_step(model, arena, [(sequence, min(chunk or token_ids.size, token_ids.size - sequence.done))])
+    return np.concatenate(sequence.logits)
