@@ -164,11 +164,11 @@ def _pack_span(
         values = _sixteen_rows(kernels, frame, plane + frame[VALUE_OFFSET], sequence, token, end, rows)
         target, zeros = scratch + frame[AT_VALUES], scratch + frame[AT_ZEROS]
         pack_values(kernels, values, end - token, first, head_dim, target, zeros)
-    if count & 16:
-        # Products take 32 keys at a time; the last half step must hold zeros.
-        pack_values(
-            kernels, rows, 0, (count + 15) & ~15, head_dim, scratch + frame[AT_VALUES], scratch + frame[AT_ZEROS]
-        )
+    groups = (count + 15) >> 4
+    if groups & 1:
+        # Products take 32 keys at a time; the second half of the last step must hold zeros.
+        target, zeros = scratch + frame[AT_VALUES], scratch + frame[AT_ZEROS]
+        pack_values(kernels, rows, 0, groups * 16, head_dim, target, zeros)
 
 
 def key_bytes(kernels: Any) -> int:

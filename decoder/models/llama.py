@@ -118,6 +118,11 @@ class CausalLM:
         frame[f.FINAL_NORM] = self._final_norm.ctypes.data
         frame[f.VOCAB_COLUMNS] = round_up(config.vocab_size, 32)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one decode step reads: all matrices, without the embedding table."""
+        return self._memory.used_bytes - self._embedding.nbytes
+
     def forward(self, batch: StepBatch, arena: Arena) -> FloatArray:
         """Run one step; returns float32 logits [R, vocab], valid until the next call.
 

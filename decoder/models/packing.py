@@ -27,7 +27,12 @@ class Memory:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         # Products prefetch past the end of a weight; the slack keeps that inside the mapping.
-        self._offset = -self._bytes.ctypes.data % _HUGE_PAGE
+        self._offset = self._start = -self._bytes.ctypes.data % _HUGE_PAGE
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken so far."""
+        return self._offset - self._start
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """A zeroed array. Raises ValueError when the mapping was sized too small."""

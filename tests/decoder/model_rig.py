@@ -102,9 +102,7 @@ def run_step(
         sequence.done += count
 
 
-def run_prompt(
-    model: CausalLM, token_ids: IntArray, *, chunk: int | None = None, seed: int = 0
-) -> NDArray[np.float32]:
+def run_prompt(model: CausalLM, token_ids: IntArray, *, chunk: int | None = None, seed: int = 0) -> NDArray[np.float32]:
     """Logits at every position of one prompt, on scattered blocks of a poisoned arena, in chunks."""
     tokens = model.layout.block_tokens
     needed = -(-token_ids.size // tokens)

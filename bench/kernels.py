@@ -1,0 +1,145 @@
+"""How fast is a model step? Prints the machine's limits and, beside them, prefill and decode times on this CPU.
+
+    python -m bench.kernels MODEL [--dtype bfloat16] [--threads 1 2] [--kernels auto portable]
+
+Everything is a median in one process. The bandwidth limit of a decode step is (weights + keys and values read) divided
+by the copy bandwidth measured in the same run with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder.batch import StepBatch
+from decoder.models.llama import CausalLM
+from decoder.weights import load_model
+
+BLOCK_TOKENS = 16
+
+
+def median_seconds(action: Callable[[], object], repeats: int) -> float:
+    """Median wall time of `action` after two unmeasured calls."""
+    times = []
+    for index in range(repeats + 2):
+        start = time.perf_counter()
+        action()
+        if index >= 2:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def copy_bandwidth(threads: int) -> float:
+    """Bytes per second read plus written by a large copy."""
+    torch.set_num_threads(threads)
+    source = torch.rand(64 << 20)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), 7)
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes per second of a large sum."""
+    torch.set_num_threads(threads)
+    source = torch.rand(64 << 20)
+    return source.nbytes / median_seconds(source.sum, 7)
+
+
+def matmul_rate(threads: int) -> float:
+    """bfloat16 multiply-adds, counted as two operations, per second in torch."""
+    torch.set_num_threads(threads)
+    a, b = torch.randn(1024, 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
+    return 2 * 1024**3 / median_seconds(lambda: a @ b, 15)
+
+
+def prefill_batch(tokens: NDArray[np.int32], start: int, table: NDArray[np.int32]) -> StepBatch:
+    """One chunk of one sequence."""
+    count = tokens.size
+    return StepBatch(
+        tokens,
+        np.arange(start, start + count, dtype=np.int32),
+        np.array([0, count], np.int32),
+        np.array([start + count], np.int32),
+        table,
+        np.array([count - 1], np.int32),
+        0,
+    )
+
+
+def decode_batch(size: int, context: int, width: int) -> StepBatch:
+    """`size` sequences that each add the last token of a context of `context` tokens, on blocks of their own."""
+    tables = np.arange(1, size * width + 1, dtype=np.int32).reshape(size, width)
+    rows = np.arange(size, dtype=np.int32)
+    return StepBatch(
+        np.full(size, 7, np.int32),
+        np.full(size, context - 1, np.int32),
+        np.arange(size + 1, dtype=np.int32),
+        np.full(size, context, np.int32),
+        tables,
+        rows,
+        size,
+    )
+
+
+def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], weights: int, threads: int) -> None:
+    """Print prefill and decode medians of one model."""
+    random = np.random.default_rng(0)
+    for length in (128, 1024, 4000):
+        table = np.arange(1, -(-length // BLOCK_TOKENS) + 1, dtype=np.int32)[None]
+        for chunk in (256, 512, length):
+            if chunk > length:
+                continue
+            tokens = random.integers(0, model.config.vocab_size, length).astype(np.int32)
+
+            def prefill(
+                chunk: int = chunk, tokens: NDArray[np.int32] = tokens, table: NDArray[np.int32] = table
+            ) -> None:
+                for start in range(0, tokens.size, chunk):
+                    model.forward(prefill_batch(tokens[start : start + chunk], start, table), arena)
+
+            seconds = median_seconds(prefill, 3)
+            print(f"  prefill {length:5d} tokens, chunks of {chunk:5d}: {seconds * 1e3:8.1f} ms")
+    bandwidth = copy_bandwidth(threads)
+    for context in (128, 1024):
+        width = -(-context // BLOCK_TOKENS)
+        for size in (1, 4, 8, 16, 32):
+            batch = decode_batch(size, context, width)
+            seconds = median_seconds(lambda batch=batch: model.forward(batch, arena), 15)  # type: ignore[misc]
+            limit = (weights + size * context * model.layout.token_bytes) / bandwidth
+            print(
+                f"  decode batch {size:3d}, context {context:5d}: {seconds * 1e3:8.2f} ms, "
+                f"{limit / seconds * 100:4.0f} % of the bandwidth limit, {size / seconds:7.1f} tok/s"
+            )
+
+
+def main() -> None:
+    """Parse the command line and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    arguments = parser.parse_args()
+    for threads in arguments.threads:
+        copy, read, rate = copy_bandwidth(threads), read_bandwidth(threads), matmul_rate(threads)
+        print(
+            f"{threads} threads: copy {copy / 1e9:.1f} GB/s, read {read / 1e9:.1f} GB/s, bf16 {rate / 1e12:.2f} TFLOP/s"
+        )
+        start = time.perf_counter()
+        model = load_model(arguments.model, arguments.dtype, BLOCK_TOKENS, threads=threads)
+        loaded = time.perf_counter()
+        kind = np.uint16 if arguments.dtype == "bfloat16" else np.float32
+        arena = np.zeros((32 * 64 + 1, *model.layout.block_shape), kind)
+        model.warm_up(arena)
+        print(f"  load {loaded - start:.1f} s, warm-up {time.perf_counter() - loaded:.1f} s")
+        measure(model, arena, model.weight_bytes, threads)
+        model.close()
+
+
+if __name__ == "__main__":
+    main()
