@@ -57,7 +57,8 @@ def acquire(
     match = Match(NO_BLOCKS, 0, 0, None) if known is None or no_read else index.match(known, tokens, num_tokens - 1)
     blocks, source, rest = match.blocks, match.source, match.num_tail_tokens
     fresh = total - len(blocks)
-    room = state.room - pool.count_idle(blocks)
+    num_idle = pool.count_idle(blocks)
+    room = state.room - num_idle
     source_room = int(source != 0 and pool.references[source] == 1)
     if fresh > room - source_room:
         # The source of the copy may be the very block that is missing: then its tokens are computed again.
@@ -65,9 +66,9 @@ def acquire(
     state.require(fresh, room - source_room)
 
     owner = state.owner_of(tenant)
-    pool.hold(blocks)
+    pool.hold_published(blocks, num_idle)
     if source:
-        pool.hold(np.array([source], np.intp))
+        pool.hold_one(source)
     if match.node is not None:
         index.touch(match.node, priority)
     new = state.allocate(fresh, owner)

@@ -80,6 +80,8 @@ class BlockPool:
         if not 0 <= count <= self._top:
             raise ValueError(f"{count} blocks asked, {self._top} free")
         low = self._top - count
+        if not count:
+            return self._stack[:0].copy()
         blocks = self._stack[low : self._top][::-1].copy()
         self._top = low
         self.references[blocks] = 1
@@ -93,7 +95,9 @@ class BlockPool:
 
     def hold(self, blocks: BlockRun) -> None:
         """One more holder for each; cached ones become active."""
-        if not len(blocks):
+        if len(blocks) <= 1:
+            for block in blocks.tolist():
+                self.hold_one(block)
             return
         counts = self.references.take(blocks)
         counts += 1
@@ -106,13 +110,29 @@ class BlockPool:
                 self.num_cached -= woken
                 self.state[blocks] = _ACTIVE
 
+    def hold_published(self, blocks: BlockRun, num_idle: int) -> None:
+        """As `hold`, for published blocks of which `num_idle` are held by nobody, as `count_idle` has just said."""
+        counts = self.references.take(blocks)
+        counts += 1
+        self.references[blocks] = counts
+        if num_idle:
+            self.state[blocks] = _ACTIVE
+            self.num_cached -= num_idle
+
+    def hold_one(self, block: int) -> None:
+        """As `hold`, for one block: many times cheaper than a run of one."""
+        self.references[block] += 1
+        if self.state[block] == _CACHED:
+            self.state[block] = _ACTIVE
+            self.num_cached -= 1
+
     def unhold(self, blocks: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for each. Published ones that nobody holds become cached; others are freed, or quarantined.
 
         Returns the blocks that nobody holds and the index does not list: freed now, or quarantined.
         """
-        if not len(blocks):
-            return blocks
+        if len(blocks) <= 1:
+            return self._unhold_one(blocks, quarantine) if len(blocks) else blocks
         counts = self.references.take(blocks)
         counts -= 1
         self.references[blocks] = counts
@@ -131,6 +151,35 @@ class BlockPool:
         else:
             self._free(loose)
         return loose
+
+    def unhold_published(self, blocks: BlockRun) -> None:
+        """As `unhold`, for blocks that are all published: none is freed."""
+        counts = self.references.take(blocks)
+        counts -= 1
+        self.references[blocks] = counts
+        idle = counts == 1
+        num_idle = int(np.count_nonzero(idle))
+        if num_idle:
+            self.state[blocks if num_idle == len(blocks) else blocks[idle]] = _CACHED
+            self.num_cached += num_idle
+
+    def _unhold_one(self, run: BlockRun, quarantine: bool) -> BlockRun:
+        block = int(run[0])
+        count = int(self.references[block]) - 1
+        self.references[block] = count
+        published = bool(self.published[block])
+        if count > published:
+            return run[:0]
+        if published:
+            self.state[block] = _CACHED
+            self.num_cached += 1
+            return run[:0]
+        if quarantine:
+            self.state[block] = _QUARANTINED
+            self.num_quarantined += 1
+        else:
+            self._free(run)
+        return run
 
     def publish(self, blocks: BlockRun) -> None:
         """The index lists these held blocks from now on."""
@@ -169,11 +218,17 @@ class BlockPool:
         count = len(blocks)
         if not count:
             return
-        self.state[blocks] = _FREE
-        generations = self.generation.take(blocks)
-        generations += 1
-        self.generation[blocks] = generations
-        self._stack[self._top : self._top + count] = blocks
+        if count == 1:
+            block = int(blocks[0])
+            self.state[block] = _FREE
+            self.generation[block] += 1
+            self._stack[self._top] = block
+        else:
+            self.state[blocks] = _FREE
+            generations = self.generation.take(blocks)
+            generations += 1
+            self.generation[blocks] = generations
+            self._stack[self._top : self._top + count] = blocks
         self._top += count
         if self._on_free is not None:
             self._on_free(blocks)

@@ -113,7 +113,7 @@ def _refuse_while_copying(lease: Lease) -> None:
 
 
 def _pin(state: CacheState, source: int, target: int, num_tokens: int) -> CopyPlan:
-    state.pool.hold(np.array([source], np.intp))
+    state.pool.hold_one(source)
     return CopyPlan(source, target, num_tokens)
 
 

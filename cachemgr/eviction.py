@@ -64,12 +64,12 @@ class EvictionQueue:
 
 
 def count_idle_tail(blocks: BlockRun, references: NDArray[np.int32]) -> int:
-    """How many blocks at the end of this run of published blocks nobody holds."""
-    count = len(blocks)
+    """How many blocks at the end of this run of published blocks nobody holds.
+
+    Whoever holds a block holds all before it, so holders only become fewer along the run.
+    """
     if references[blocks[-1]] > 1:
         return 0
-    if count == 1:
-        return 1
-    held = references.take(blocks) > 1
-    from_end = int(held[::-1].argmax())
-    return from_end if held[count - 1 - from_end] else count
+    if references[blocks[0]] == 1:
+        return len(blocks)
+    return int(np.count_nonzero(references.take(blocks) == 1))

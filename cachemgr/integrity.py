@@ -109,6 +109,9 @@ def _check_blocks(state: CacheState, tree: Tree, node: Node, found: list[str]) -
         found.append(f"{name}: a block number is outside the pool")
         return False
     _say(found, blocks[pool.owner[blocks] != tree.owner], f"{name}: of another owner")
+    above = node.parent.blocks[-1:] if node.parent is not None else blocks[:0]
+    if (np.diff(pool.references[np.concatenate((above, blocks))]) > 0).any():
+        found.append(f"{name}: a block has more holders than one before it")
     places = np.arange(node.start, node.end)
     _say(found, blocks[state.index.forest.position[blocks] != places], f"{name}: not at the place it was published at")
     return True

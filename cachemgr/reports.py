@@ -39,8 +39,9 @@ def report(
     state.revision += 1
     for run in session.take_deferred(applied_revision=applied_revision):
         state.let_go(run)
-    session.credit.difference_update(back)
-    state.pool.unhold(_run(back))
+    if back:
+        session.credit.difference_update(back)
+        state.pool.unhold(_run(back))
     replacements: list[Replacement] = []
     refusals: list[Refusal] = []
     for sequence in sequences:
@@ -62,10 +63,12 @@ def report(
 def grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
     """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
     count = min(wanted, state.room)
+    if not count:
+        return np.zeros(0, np.int32)
     try:
         state.require(count, state.room)
     except ResourceExhausted:
-        count = 0
+        return np.zeros(0, np.int32)
     blocks = state.allocate(count, NO_OWNER)
     session.credit.update(blocks.tolist())
     return to_wire(blocks)

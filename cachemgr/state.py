@@ -147,7 +147,8 @@ class CacheState:
         deferred = session.take_deferred(lease_id=lease.lease_id)
         loose = [self.let_go(run, quarantine=quarantine) for run in deferred]
         loose.append(self.unpin(lease, quarantine=quarantine))
-        loose.append(self.pool.unhold(lease.blocks, quarantine=quarantine))
+        self.pool.unhold_published(lease.table[: lease.num_published])
+        loose.append(self.pool.unhold(lease.table[lease.num_published : lease.num_blocks], quarantine=quarantine))
         self.rest(lease, lease.num_published)
         self.forget(lease)
         return loose

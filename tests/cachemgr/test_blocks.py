@@ -62,6 +62,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.hold(run_of(blocks))
         self.holds.update(blocks)
 
+    @rule(data=st.data())
+    def hold_published(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.sampled_from(sorted(self.published)), unique=True)) if self.published else []
+        num_idle = self.pool.count_idle(run_of(blocks))
+        assert num_idle == sum(not self.holds[block] for block in blocks)
+        self.pool.hold_published(run_of(blocks), num_idle)
+        self.holds.update(blocks)
+
+    @rule(data=st.data())
+    def unhold_published(self, data: st.DataObject) -> None:
+        fit = sorted(block for block in self.published if self.holds[block])
+        blocks = data.draw(st.lists(st.sampled_from(fit), unique=True)) if fit else []
+        self.pool.unhold_published(run_of(blocks))
+        self.holds.subtract(blocks)
+        self._expect_freed(set())
+
     @rule(data=st.data(), quarantine=st.booleans())
     def unhold(self, data: st.DataObject, quarantine: bool) -> None:
         held = sorted(block for block, count in self.holds.items() if count)
