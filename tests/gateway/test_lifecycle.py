@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from common.errors import FailedPrecondition, InvalidArgument
+from common.rpc import open_channel
 from gateway.__main__ import main
 from gateway.application import is_local, listener_credentials
 from tests.gateway.support import async_test, collect, details_of, eventually, make_options, node, request
@@ -93,6 +95,25 @@ def test_unreadable_tls_files_are_refused(tmp_path: Path) -> None:
     options = make_options(tmp_path, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
     with pytest.raises(FailedPrecondition, match="TLS"):
         listener_credentials(options)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate of this test")
+@async_test
+async def test_a_listener_with_a_certificate_speaks_tls_alone(tmp_path: Path) -> None:
+    """With a certificate a client that trusts it is served, and a plaintext client is not."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    async with node(tls_cert=cert, tls_key=key) as here:
+        trusted = grpc.ssl_channel_credentials(cert.read_bytes())
+        async with open_channel(f"localhost:{here.gateway.port}", "key-a", trusted) as channel:
+            assert (await collect(here.stub(channel).Generate(request()))).kinds[-1] == "summary"
+        async with here.channel() as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await collect(here.stub(channel).Generate(request(), timeout=5.0))
 
 
 def test_bad_options_end_with_status_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
