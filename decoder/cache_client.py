@@ -20,7 +20,15 @@ from typing import Any, Final
 import grpc
 
 from common.arena_wire import PROTOCOL_VERSION
-from common.errors import FailedPrecondition, Internal, InvalidArgument, TesseraError, Unavailable, Unimplemented
+from common.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    TesseraError,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
 from common.interceptors import error_from_rpc
 from common.layout import KvLayout
 from common.logs import get_logger
@@ -36,7 +44,7 @@ LONGEST_DELAY_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
 # A daemon that answers so will answer so again: this decoder does not fit it.
-_FATAL: Final = (FailedPrecondition, InvalidArgument, Unimplemented)
+_FATAL: Final = (FailedPrecondition, InvalidArgument, Unauthenticated, Unimplemented)
 
 
 @dataclass(frozen=True, slots=True)

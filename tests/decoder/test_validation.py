@@ -1,0 +1,144 @@
+"""Submissions: documented values pass with their documented meaning, all others are refused by their proto path."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import InvalidArgument, Unimplemented
+from common.tokens import pack_tokens
+from decoder.sequence import Request
+from decoder.validation import ServedModel, request_of
+from tessera.common.v1 import common_pb2
+from tessera.decode.v1 import decode_pb2
+
+VOCAB = 100
+MODEL = ServedModel(vocab_size=VOCAB, max_context=32, eos_ids=frozenset({2}))
+
+
+def submit(**changes: Any) -> decode_pb2.Submit:
+    """A good submission with `section__field=value` changes."""
+    message = decode_pb2.Submit(request=7, request_id="r-1", grant=b"g", tokens=pack_tokens([1, 2, 3]))
+    message.sampling.seed = 5
+    for path, value in changes.items():
+        target, name = message, path
+        if "__" in path:
+            section, name = path.split("__")
+            target = getattr(message, section)
+        if isinstance(value, (list, dict)):
+            getattr(target, name).MergeFrom(value) if isinstance(value, list) else getattr(target, name).update(value)
+        else:
+            setattr(target, name, value)
+    return message
+
+
+def accept(**changes: Any) -> Request:
+    return request_of(submit(**changes), MODEL)
+
+
+def test_unset_fields_have_their_documented_meaning() -> None:
+    """Temperature 1, no filter, one sample, the context's end, the model's own stops, cache on."""
+    request = accept()
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (sampling.num_samples, sampling.seed, sampling.logit_bias) == (1, 5, ())
+    assert (request.stopping.max_tokens, request.stopping.min_tokens) == (29, 0)
+    assert request.stopping.stop_ids == {2}
+    assert (request.no_read, request.no_store, request.num_logprobs) == (False, False, None)
+    assert request.prompt.tolist() == [1, 2, 3]
+
+
+def test_set_fields_arrive() -> None:
+    """Every value that is in range comes through as it is; max_tokens is cut to the context."""
+    request = accept(
+        sampling__temperature=0.0, sampling__top_p=0.5, sampling__top_k=10**12, sampling__min_p=1.0, sampling__n=16,
+        sampling__repetition_penalty=100.0, sampling__presence_penalty=-100.0, sampling__frequency_penalty=100.0,
+        sampling__seed=2**64 - 1, sampling__logit_bias={0: -100.0, VOCAB - 1: 100.0}, stopping__max_tokens=2**63 - 1,
+        stopping__min_tokens=4, stopping__stop_token_ids=[0, VOCAB - 1], stopping__ignore_eos=True,
+        output__logprobs=20, priority=-100, cache__no_read=True, cache__no_store=True,
+    )  # fmt: skip
+    assert (request.sampling.top_k, request.sampling.num_samples, request.sampling.seed) == (VOCAB, 16, 2**64 - 1)
+    assert request.sampling.logit_bias == ((0, -100.0), (VOCAB - 1, 100.0))
+    assert (request.stopping.max_tokens, request.stopping.min_tokens) == (29, 4)
+    assert request.stopping.stop_ids == {0, VOCAB - 1}
+    assert (request.num_logprobs, request.priority, request.no_read, request.no_store) == (20, -100, True, True)
+
+
+def test_a_decoder_without_prefix_cache_reads_and_stores_nothing() -> None:
+    """--no-prefix-cache holds for every request."""
+    request = request_of(submit(), ServedModel(VOCAB, 32, frozenset(), prefix_cache=False))
+    assert request.no_read and request.no_store
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("sampling.temperature", [-1.0, math.nan, math.inf, -math.inf, -5e-324]),
+        ("sampling.top_p", [0.0, -1.0, 1.1, math.nan]),
+        ("sampling.top_k", [-1, -(2**63)]),
+        ("sampling.min_p", [-0.1, 1.1, math.nan]),
+        ("sampling.repetition_penalty", [0.0, -1.0, 100.1, math.inf, math.nan]),
+        ("sampling.presence_penalty", [-100.1, 101.0, math.inf, math.nan]),
+        ("sampling.frequency_penalty", [-100.1, 101.0, -math.inf, math.nan]),
+        ("sampling.n", [0, -1, 17, 2**62]),
+        ("sampling.logit_bias", [{-1: 0.0}, {VOCAB: 0.0}, {2**63 - 1: 0.0}, {1: math.nan}, {1: 100.5}]),
+        ("stopping.max_tokens", [0, -1]),
+        ("stopping.min_tokens", [-1]),
+        ("stopping.stop", [["stop"]]),
+        ("stopping.stop_token_ids", [[-1], [VOCAB], [2**31 - 1], [2**63 - 1], [1] * 65]),
+        ("output.logprobs", [-1, 21]),
+        ("priority", [-101, 101]),
+        ("request_id", ["", "x" * 129, "a\nb"]),
+        ("grant", [b"", b"x" * 5000]),
+        (
+            "tokens",
+            [b"", b"\x01", pack_tokens([VOCAB]), pack_tokens(np.array([-1], np.int32)), pack_tokens([1] * 32)],
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(path: str, values: list[Any]) -> None:
+    """Each bad value is INVALID_ARGUMENT with the field's own path."""
+    for value in values:
+        with pytest.raises(InvalidArgument) as caught:
+            accept(**{path.replace(".", "__"): value})
+        assert caught.value.field.startswith(path), value
+
+
+def test_a_bound_on_biases() -> None:
+    """More than 1024 biases are refused."""
+    model = ServedModel(5000, 32, frozenset())
+    message = submit(sampling__logit_bias=dict.fromkeys(range(1025), 0.0))
+    with pytest.raises(InvalidArgument):
+        request_of(message, model)
+
+
+def test_a_sampled_request_brings_its_seed() -> None:
+    """Without a seed nothing could be repeated: refused, unless it is greedy."""
+    message = submit()
+    message.sampling.ClearField("seed")
+    with pytest.raises(InvalidArgument):
+        request_of(message, MODEL)
+    message.sampling.temperature = 0
+    assert request_of(message, MODEL).sampling.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("output.prompt_logprobs", 0),
+        ("cache.scope", common_pb2.SCOPE_PUBLIC),
+        ("cache.public_tokens", 1),
+        ("cache.priority", 51),
+        ("cache.ttl_seconds", 1.0),
+        ("cache.scope_name", "team"),
+    ],
+)
+def test_fields_of_later_versions_are_unimplemented_by_name(path: str, value: Any) -> None:
+    """A field that this build does not serve is refused by name and never ignored."""
+    with pytest.raises(Unimplemented) as caught:
+        accept(**{path.replace(".", "__"): value})
+    assert path in caught.value.message
