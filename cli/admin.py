@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 import grpc
 
 from cli.admin_tables import TABLES, as_plain, show_snapshot
-from cli.client import explain_failure
+from cli.client import explain_failure, find_state
 from cli.errors import EXIT_USAGE, CommandError
 from common.credentials import read_secret
 from common.errors import TesseraError
-from common.paths import StatePaths, default_state_dir
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 
@@ -105,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.command == "evict" and not (options.all or options.tenant or options.blocks):
         parser.error("evict needs --all, --tenant or --blocks")
-    paths = StatePaths(options.state_dir or default_state_dir(os.environ))
+    paths = find_state(options.state_dir)
     key_file = options.key_file or paths.admin_key
     if options.key_file is None and not key_file.exists():
         raise CommandError(f"no admin key at {key_file}. Start the node with `tessera up`, or name it: --key-file")

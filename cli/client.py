@@ -51,6 +51,12 @@ class Numbers:
         )
 
 
+def find_state(given: Path | None) -> StatePaths:
+    """The state directory of the node: the one given, else that of TESSERA_STATE_DIR, else the default."""
+    named = os.environ.get("TESSERA_STATE_DIR")
+    return StatePaths(given or (Path(named).expanduser() if named else default_state_dir(os.environ)))
+
+
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that calls the gateway."""
     group = parser.add_argument_group("connection")
@@ -113,7 +119,7 @@ class Client:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Client:
         """Connect as the command line says. Raises CommandError where the key cannot be read."""
-        paths = StatePaths(options.state_dir or default_state_dir(os.environ))
+        paths = find_state(options.state_dir)
         key_file = options.key_file or paths.default_key
         if options.key_file is None and not key_file.exists():
             raise CommandError(

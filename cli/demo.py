@@ -17,7 +17,7 @@ from cli.client import Client, Numbers, add_turns
 from cli.errors import EXIT_INTERRUPTED, CommandError
 from cli.interrupts import Interrupts
 from cli.model_store import ModelStore
-from cli.node import Node, plan_node
+from cli.node import Node, plan_node, read_options
 from cli.supervisor import Stopped, Supervisor
 from cli.tables import format_table
 from cli.up import READY_SECONDS, drain_grace_seconds, make_supervisor
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     interrupts = Interrupts()
-    if build_parser("up").parse_args(arguments).model is None and not os.environ.get("TESSERA_MODEL"):
+    if read_options(arguments, os.environ).model is None:
         ModelStore(models_dir(os.environ)).fetch_demo()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as folder:
         node = plan_node(arguments, os.environ, ["--state-dir", folder, "--listen", f"127.0.0.1:{free_port()}"])

@@ -62,20 +62,26 @@ class Node:
 
 def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Node:
     """Read the options of `tessera up` and find the model. Raises CommandError with what to do about it."""
-    namespace = build_parser("up").parse_args([*arguments, *overrides])
+    options = read_options([*arguments, *overrides], environ)
     try:
-        options = load_options(namespace, environ)
         paths = StatePaths(options.state_dir.absolute())
         model = find_model(options.model, environ)
         paths.prepare()
-    except ValueError as error:
-        raise CommandError(str(error), EXIT_USAGE) from None
     except TesseraError as error:
         raise CommandError(error.message) from None
     except OSError as error:
         raise CommandError(f"cannot use the state directory: {error}") from None
     extra = ("--state-dir", str(paths.state_dir), "--model", str(model))
     return Node(dataclasses.replace(options, model=model), paths, (*arguments, *overrides, *extra))
+
+
+def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """The options of `tessera up`. Raises CommandError with the option and its source where one is wrong."""
+    namespace = build_parser("up").parse_args(arguments)
+    try:
+        return load_options(namespace, environ)
+    except ValueError as error:
+        raise CommandError(str(error), EXIT_USAGE) from None
 
 
 def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:

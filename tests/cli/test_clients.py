@@ -292,6 +292,15 @@ def test_admin_follows_the_pages(admin: Admin, capsys: pytest.CaptureFixture[str
         assert [block["block"] for block in json.loads(capsys.readouterr().out)] == numbers
 
 
+def test_clients_follow_the_state_directory_of_the_environment(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inside a container, where TESSERA_STATE_DIR is set, no flag is needed."""
+    monkeypatch.setenv("TESSERA_STATE_DIR", admin[1][1])
+    assert main(["admin", "check"]) == 0
+    assert "every invariant holds" in capsys.readouterr().out
+
+
 def test_admin_json_has_numbers_and_names(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     """Counters are numbers, states are names, and fields that are zero are there."""
     assert main(["admin", "snapshot", "--json", *admin[1]]) == 0
