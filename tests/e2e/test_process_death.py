@@ -156,11 +156,13 @@ def test_sigterm_lets_a_running_stream_finish(tiny_model: Path, solo: Solo, prom
         assert up.wait(40) == 0
 
 
-def test_a_second_daemon_on_one_state_directory_is_refused(shared_node: Node, solo: Solo, tmp_path: Path) -> None:
-    """A second cache manager, and a `tessera up`, on a directory in use end with an error; the first is unharmed."""
+def test_a_second_daemon_on_one_state_directory_is_refused(
+    supervised: SupervisedNode, solo: Solo, tmp_path: Path
+) -> None:
+    """A second cache manager, and a second `tessera up`, on one directory end with an error; the first is unharmed."""
     for name, arguments in (
-        ("cachemgr", shared_node.command("cachemgr")),
-        ("up", ["-m", "cli", "up", *shared_node.options]),
+        ("cachemgr", supervised.command("cachemgr")),
+        ("up", ["-m", "cli", "up", *supervised.options]),
     ):
         second = Process(f"second-{name}", arguments, tmp_path / f"{name}.log")
         second.start()
@@ -169,5 +171,5 @@ def test_a_second_daemon_on_one_state_directory_is_refused(shared_node: Node, so
         finally:
             second.stop()
         assert "error" in second.text().lower() or "another" in second.text().lower(), second.tail()
-    solo.probe(shared_node)
-    shared_node.quiet()
+    solo.probe(supervised)
+    supervised.quiet()
