@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
         sys.stderr.write(f"error: {error}\n")
         return EXIT_USAGE
 
+    os.umask(0o077)
+
     async def serve(stop: asyncio.Event) -> None:
         gateway = Gateway(options, tokenizer)
         await gateway.start()

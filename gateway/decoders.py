@@ -23,7 +23,7 @@ from gateway.outbox import Outbox
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 
 RECONNECT_SECONDS: Final = 0.1
-MAX_RECONNECT_SECONDS: Final = 1.0
+MAX_RECONNECT_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class DecoderClient:
         self._changed = changed
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
+        self._last_refusal = ""
         self._log = get_logger().bind(decoder=index)
 
     @property
@@ -117,8 +118,10 @@ class DecoderClient:
                     welcomed = await self._serve(channel)
                 delay = RECONNECT_SECONDS if welcomed else min(2 * delay, MAX_RECONNECT_SECONDS)
             except grpc.RpcError as error:
-                code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-                self._log.info("decoder_unreachable", code=code.name if code else "UNKNOWN")
+                code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "UNKNOWN"
+                if code != self._last_refusal:  # once, not at every try
+                    self._log.info("decoder_unreachable", code=code)
+                self._last_refusal = code
                 delay = min(2 * delay, MAX_RECONNECT_SECONDS)
             except grpc.aio.UsageError as error:
                 self._log.warning("decoder_stream_misused", error=type(error).__name__)
@@ -135,7 +138,7 @@ class DecoderClient:
                 return False
             link = _open_link(first.welcome)
             writer = asyncio.create_task(_write(call, link.outbox))
-            self._link = link
+            self._link, self._last_refusal = link, ""
             self._log.info("decoder_connected", model=link.model.name)
             self._changed()
             try:
