@@ -7,14 +7,13 @@ alone, which decides what to cut; views and checks read it. It compares no promp
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 from numpy.typing import NDArray
 
+from cachemgr.children import Children
 from cachemgr.eviction import EvictionQueue
 from cachemgr.ids import BlockRun, NodeId
-from cachemgr.nodes import NO_BLOCKS, Node, Tree, join_runs
+from cachemgr.nodes import NO_BLOCKS, NO_CHILDREN, Node, Tree, join_runs
 from common.layout import TOKEN_BYTES
 
 
@@ -60,9 +59,9 @@ class Forest:
             last_use=self.uses,
         )  # fmt: skip
         key = edge[: self.block_bytes]
-        place = bisect_left(parent.keys, key)
-        parent.keys.insert(place, key)
-        parent.children.insert(place, node)
+        if parent.children is NO_CHILDREN:
+            parent.children = Children()
+        parent.children.add(key, node)
         parent.tails += tail
         self.nodes[node.node_id] = node
         self._list(node, blocks, node.start)
@@ -88,13 +87,13 @@ class Forest:
             self._new_id(), lower.tree, parent, lower.edge[: count * size], lower.blocks[:count], lower.start,
             priority=lower.priority, last_use=lower.last_use,
         )  # fmt: skip
-        parent.children[bisect_left(parent.keys, lower.edge[:size])] = upper
+        parent.children.replace(lower.edge[:size], upper)
         lower.edge = lower.edge[count * size :]
         lower.blocks = lower.blocks[count:]
         lower.start += count
         lower.parent = upper
-        upper.keys.append(lower.edge[:size])
-        upper.children.append(lower)
+        upper.children = Children()
+        upper.children.add(lower.edge[:size], lower)
         self.nodes[upper.node_id] = upper
         self.node_of[upper.blocks] = upper.node_id
         return upper
@@ -110,8 +109,7 @@ class Forest:
         parent = node.parent
         if parent is None or node.children:
             raise ValueError("only a leaf can be removed")
-        place = bisect_left(parent.keys, node.edge[: self.block_bytes])
-        del parent.keys[place], parent.children[place]
+        parent.children.remove(node.edge[: self.block_bytes])
         parent.tails -= node.tail
         del self.nodes[node.node_id]
         if not parent.children:
@@ -126,14 +124,13 @@ class Forest:
             return NO_BLOCKS
         dropped = []
         for length in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
-            place = bisect_left(node.keys, key[:length])
-            if place < len(node.keys) and node.keys[place] == key[:length]:
-                child = node.children[place]
-                if self._references[child.blocks[0]] == 1:
-                    dropped.append(child.blocks)
-                    # Its place is taken by what supersedes it: the parent must not be queued or forgotten in between.
-                    del node.keys[place], node.children[place], self.nodes[child.node_id]
-                    node.tails -= 1
+            child = node.children.get(key[:length])
+            if child is not None and self._references[child.blocks[0]] == 1:
+                dropped.append(child.blocks)
+                # Its place is taken by what supersedes it: the parent must not be queued or forgotten in between.
+                node.children.remove(key[:length])
+                del self.nodes[child.node_id]
+                node.tails -= 1
         blocks = join_runs(dropped)
         self.node_of[blocks] = 0
         return blocks

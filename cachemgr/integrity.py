@@ -7,6 +7,8 @@ Messages name blocks, nodes, leases and sessions by number, never tokens or tena
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,9 +82,10 @@ def _check_trees(state: CacheState, found: list[str]) -> NDArray[np.int64]:
 def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
     size = state.index.block_bytes
     name = f"node {node.node_id}"
-    if node.keys != [child.edge[:size] for child in node.children]:
+    keys = node.children.keys()
+    if keys != [child.edge[:size] for child in node.children]:
         found.append(f"{name}: the keys are not the first blocks of its children")
-    if any(left >= right for left, right in zip(node.keys, node.keys[1:], strict=False)):
+    if any(left >= right for left, right in pairwise(keys)):
         found.append(f"{name}: the keys are not sorted")
     if node.tails != sum(child.tail for child in node.children):
         found.append(f"{name}: the number of tails is wrong")

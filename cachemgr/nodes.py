@@ -1,18 +1,19 @@
 """Nodes and trees of the prefix index, and the comparison of token strings.
 
 A node owns the tokens of its edge and the blocks that hold them: whole blocks, or, in a *tail* node, one block that is
-partly filled. Invariant: a tail has no children; children are kept sorted by the bytes of their first block, so that
-the longest common prefix is with a neighbour of the place where a key would stand. Used by `radix.py` and `eviction.py`
-alone for writing; the views read it. It never touches the pool.
+partly filled. Invariant: a tail has no children. Written by `forest.py`, `radix.py` and `eviction.py` alone; the views
+read it. It never touches the pool.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from cachemgr.children import Children
 from cachemgr.ids import BlockRun, NodeId
 from common.layout import TOKEN_BYTES
 
+NO_CHILDREN = Children()
 NO_BLOCKS: BlockRun = np.zeros(0, np.intp)
 NO_BLOCKS.setflags(write=False)
 _SHORT_BYTES = 512  # below this, one big-integer xor beats numpy's fixed costs
@@ -23,7 +24,7 @@ class Node:
 
     edge:     packed little-endian int32 tokens
     start:    index of the first block in the sequence from the root
-    keys:     first blocks of `children`, sorted
+    children: by their first blocks; nodes without any share one empty map
     tails:    how many children are tails
     queued:   an entry of the eviction queue names this node
     name:     cached chained name of the last block; empty means not computed
@@ -33,7 +34,6 @@ class Node:
         "blocks",
         "children",
         "edge",
-        "keys",
         "last_use",
         "name",
         "node_id",
@@ -68,8 +68,7 @@ class Node:
         self.tail = tail
         self.priority = priority
         self.last_use = last_use
-        self.keys: list[bytes] = []
-        self.children: list[Node] = []
+        self.children = NO_CHILDREN
         self.tails = 0
         self.queued = False
         self.name = b""

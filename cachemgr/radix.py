@@ -8,7 +8,6 @@ frees or allocates a block, and never drops one that is held.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,10 +52,9 @@ class PrefixIndex:
         node, offset = tree.root, 0
         while offset < limit:
             key = tokens[offset : min(offset + size, limit)]
-            keys = node.keys
-            place = bisect_left(keys, key)
-            if len(key) == size and place < len(keys) and keys[place] == key:
-                node = node.children[place]
+            child = node.children.get(key) if len(key) == size else None
+            if child is not None:
+                node = child
                 edge = node.edge
                 reach = limit - offset
                 if tokens.startswith(edge, offset):
@@ -71,11 +69,11 @@ class PrefixIndex:
                 runs.append(node.blocks[:whole])
                 return Match(join_runs(runs), int(node.blocks[whole]) if rest else 0, rest, node)
             best, shared = None, 0
-            for beside in (place, place - 1):
-                if 0 <= beside < len(keys):
-                    length = common_tokens(keys[beside], key)
+            for beside in node.children.around(key):
+                if beside is not None:
+                    length = common_tokens(beside.edge, key)
                     if length > shared:
-                        best, shared = node.children[beside], length
+                        best, shared = beside, length
             if best is not None:
                 return Match(join_runs(runs), int(best.blocks[0]), shared, best)
             break
@@ -117,9 +115,9 @@ class PrefixIndex:
                     node = self.forest.split(node, inside)
                 continue
             key = tokens[offset : offset + size]
-            place = bisect_left(node.keys, key)
-            if place < len(node.keys) and node.keys[place] == key:
-                node, inside = node.children[place], 0
+            child = node.children.get(key)
+            if child is not None:
+                node, inside = child, 0
                 continue
             existing = join_runs(found)
             new = blocks[len(existing) :]
@@ -143,8 +141,8 @@ class PrefixIndex:
             if node.edge.startswith(tokens, inside * self.block_bytes):
                 return None, NO_BLOCKS
             node = self.forest.split(node, inside)
-        place = bisect_left(node.keys, tokens)
-        if place < len(node.keys) and node.keys[place].startswith(tokens):
+        after, _ = node.children.around(tokens)
+        if after is not None and after.edge.startswith(tokens):
             return None, NO_BLOCKS
         superseded = self.forest.drop_tails(node, tokens)
         return self.forest.add_child(node, tokens, block, priority, tail=True), superseded
@@ -160,9 +158,8 @@ class PrefixIndex:
         node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
         if node is None or not node.tail or node.parent is None or self._references[block] > 1:
             return NO_BLOCKS
-        keys = node.parent.keys
-        place = bisect_left(keys, node.edge) + 1
-        if place >= len(keys) or not keys[place].startswith(node.edge):
+        after, _ = node.parent.children.around(node.edge + b"\0")
+        if after is None or not after.edge.startswith(node.edge):
             return NO_BLOCKS
         self.forest.remove(node)
         self.forest.node_of[block] = 0

@@ -41,13 +41,12 @@ def seal(state: CacheState, session: Session, lease: Lease, sealed: int) -> Repl
 
 
 def publish_tail(state: CacheState, lease: Lease) -> None:
-    """Publishes the partly filled tail of a lease that is about to end, if it is sealed and new."""
+    """Publishes the partly filled tail of a lease that is about to end, if it is sealed and new. A branch may still
+    be about to copy from it: that reads, and nobody writes it any more."""
     depth, count = divmod(lease.sealed, state.block_tokens)
-    if not (lease.store and count) or lease.num_published != depth or lease.copy is not None:
+    if not (lease.store and count) or lease.num_published != depth:
         return
     block = lease.table[depth : depth + 1].copy()
-    if state.pool.references[block[0]] != 1:
-        return
     index = state.index
     start = depth * index.block_bytes
     tokens = bytes(lease.tokens[start : start + count * TOKEN_BYTES])

@@ -111,17 +111,16 @@ def wrong_owner_of_a_tree(state: CacheState) -> None:
 
 def move_a_subtree_to_the_other_tenant(state: CacheState) -> None:
     trees = list(state.index.forest.trees.values())
-    node = trees[0].root.children.pop()
-    trees[0].root.keys.pop()
-    trees[1].root.children.append(node)
-    trees[1].root.keys.append(node.edge[: state.index.block_bytes])
+    node = next(iter(trees[0].root.children))
+    trees[0].root.children.remove(node.edge[: state.index.block_bytes])
+    node.edge = b"\x55" + node.edge[1:]  # a key that the other tree does not have
+    trees[1].root.children.add(node.edge[: state.index.block_bytes], node)
     node.parent, node.tree = trees[1].root, trees[1]
 
 
 def orphan_a_node(state: CacheState) -> None:
-    node = inner(state)
-    node.keys.pop()
-    node.children.pop()
+    inner(state).children._keys[0].pop()
+    inner(state).children._nodes[0].pop()
 
 
 def lose_a_node_from_the_register(state: CacheState) -> None:
@@ -134,13 +133,13 @@ def wrong_parent(state: CacheState) -> None:
 
 def unsorted_children(state: CacheState) -> None:
     node = inner(state)
-    node.keys.reverse()
-    node.children.reverse()
+    node.children._keys[0].reverse()
+    node.children._nodes[0].reverse()
 
 
 def wrong_key(state: CacheState) -> None:
     node = inner(state)
-    node.keys[0] = b"\0" + node.keys[0][1:-1] + b"\0"
+    node.children._keys[0][0] = b"\0" * state.index.block_bytes
 
 
 def change_tokens_of_a_held_node(state: CacheState) -> None:

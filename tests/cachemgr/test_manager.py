@@ -246,7 +246,7 @@ def test_superseded_tail_goes_when_its_last_reader_is_done() -> None:
     rig.compute(writer)
     rig.report(rig.message(writer))
     assert rig.manager.list_blocks(after=source - 1, limit=1).items[0].published
-    rig.finish(reader)
+    rig.report(SequenceReport(reader.lease_id, release=True))
     rig.finish(writer)
     rig.quiet()
     assert not rig.manager.list_blocks(after=source - 1, limit=1).items[0].published
@@ -285,6 +285,23 @@ def test_fork_shares_whole_blocks_and_copies_the_tail() -> None:
     rig.report(returned=rig.credit[rig.session])
     assert rig.manager.snapshot().cow_copies == 3
     rig.quiet()
+
+
+def test_tail_is_published_while_a_branch_still_copies_from_it() -> None:
+    """A parent may end before its branch has run its copy; the branch reads the right tokens all the same."""
+    rig = Rig()
+    parent = rig.acquire(prompt(B + 2))
+    rig.compute(parent)
+    rig.report(rig.message(parent))
+    (child,) = rig.fork(parent, [1], B + 2)
+    rig.report(rig.message(parent, release=True))
+    rig.check()
+    assert rig.manager.evict(num_blocks=10) == 0
+    rig.run_copy(child)
+    rig.check()
+    rig.finish(child)
+    rig.quiet()
+    assert rig.manager.snapshot().cached_blocks == 2
 
 
 def test_fork_at_a_block_border_copies_nothing() -> None:
@@ -522,6 +539,23 @@ def test_sealing_over_a_copy_that_has_not_run_is_refused() -> None:
     sequence = rig.acquire([*prompt(B + 2), 99, 98, 97])
     answer = rig.report(SequenceReport(sequence.lease_id, sealed_tokens=B + 4))
     assert len(answer.refusals) == 1
+    rig.check()
+    assert rig.manager.evict(num_blocks=10) == 0  # the decoder may be copying still
+    rig.report()
+    rig.quiet()
+    assert rig.manager.evict(num_blocks=10) == 2
+
+
+def test_copied_tokens_count_as_sealed() -> None:
+    """Once the copy has run, a branch may share the copied tokens although nothing else was computed."""
+    rig = Rig()
+    rig.serve(prompt(2 * B))
+    sequence = rig.acquire([*prompt(B + 2), 99, 98])
+    rig.run_copy(sequence)
+    rig.report(rig.message(sequence))
+    (branch,) = rig.fork(sequence, [1], B + 2)
+    rig.run_copy(branch)
+    rig.check()
 
 
 def test_sealed_mark_never_shrinks() -> None:

@@ -173,7 +173,7 @@ class IndexMachine(RuleBasedStateMachine):
         blocks = [block for node in self.index.forest.nodes.values() for block in node.blocks.tolist()]
         assert sorted(blocks) == sorted(listed)
         for node in self.index.forest.nodes.values():
-            assert node.keys == sorted(child.edge[: BLOCK_TOKENS * 4] for child in node.children)
+            assert node.children.keys() == sorted(child.edge[: BLOCK_TOKENS * 4] for child in node.children)
 
 
 IndexMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
@@ -210,3 +210,16 @@ def test_touch_raises_priority_and_never_lowers_it() -> None:
     assert node.priority == 5
     index.touch(node, 9)
     assert node.priority == 9
+
+
+def test_only_its_own_leaf_is_lengthened() -> None:
+    """New blocks lengthen a leaf that the same sequence made; below another one they become a child."""
+    index = PrefixIndex(8, BLOCK_TOKENS, np.ones(9, np.int32))
+    tree = index.forest.tree(1, b"r" * 32)
+    index.insert(tree.root, 0, pack(range(4)), np.array([1]), priority=0, grow=False)
+    index.insert(index.cursor(tree, np.array([1]), 1), 1, pack(range(4, 8)), np.array([2]), priority=0, grow=True)
+    assert [node.blocks.tolist() for node in index.forest.nodes.values()] == [[1, 2]]
+    table = np.array([3, 4, 5])
+    existing, _ = index.insert(tree.root, 0, pack(range(12)), table, priority=0, grow=True)
+    assert existing.tolist() == [1, 2]
+    assert [node.blocks.tolist() for node in index.forest.nodes.values()] == [[1, 2], [5]]
