@@ -24,7 +24,7 @@ IdArray = NDArray[np.int64]
 # At or below this temperature the distribution differs from the likeliest token only where two logits lie within 0.003.
 GREEDY_TEMPERATURE: Final = 1e-4
 _HIGHEST_TEMPERATURE: Final = 1e30  # flat already; keeps the division finite
-_FIRST_NUCLEUS: Final = 256
+_NUCLEUS_FLOORS: Final = (1e-2, 1e-3, 1e-4, 0.0)
 _RUN: Final = 512
 
 
@@ -108,15 +108,15 @@ def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int:
         best = int(row.argmax())
     if number is None:
         return best
-    scale = np.float32(min(params.temperature, _HIGHEST_TEMPERATURE))
+    inverse = np.float32(1.0 / min(params.temperature, _HIGHEST_TEMPERATURE))
     kept: IdArray | None = None  # None: the whole vocabulary
     if 0 < params.top_k < len(row):
         kept = _largest(row, params.top_k)
     values = row if kept is None else row[kept]
     with np.errstate(over="ignore"):
-        weights = np.exp((values - row[best]) / scale)
+        weights = np.exp((values - row[best]) * inverse)
     if params.top_p < 1.0:
-        nucleus = _nucleus(values, weights, params.top_p)
+        nucleus = _nucleus(weights, params.top_p)
         kept = nucleus if kept is None else kept[nucleus]
         weights = weights[nucleus]
     if params.min_p > 0.0:
@@ -149,23 +149,27 @@ def _largest(values: FloatRow, count: int) -> IdArray:
     return chosen[np.lexsort((chosen, -values[chosen]))]
 
 
-def _nucleus(values: FloatRow, weights: FloatRow, top_p: float) -> IdArray:
-    # The smallest set of the likeliest whose share reaches top_p (Holtzman et al. 2020), best first. Sorts no more of
-    # the vocabulary than it must.
+def _nucleus(weights: FloatRow, top_p: float) -> IdArray:
+    # The smallest set of the likeliest whose share reaches top_p (Holtzman et al. 2020), in ascending index. No more
+    # is sorted than the weights above the first floor that together reach it; the likeliest weighs 1.
     share = top_p * float(weights.sum(dtype=np.float64))
-    count = min(_FIRST_NUCLEUS, len(values))
-    while True:
-        best = _largest(values, count)
-        sums = np.cumsum(weights[best], dtype=np.float64)
-        if sums[-1] >= share or count == len(values):
-            return best[: int(np.searchsorted(sums, share, side="left")) + 1]
-        count = min(8 * count, len(values))
+    for floor in _NUCLEUS_FLOORS:
+        candidates = weights[weights >= floor]
+        if floor == 0.0 or candidates.sum(dtype=np.float64) >= share:
+            break
+    candidates.sort()
+    sums = np.cumsum(candidates[::-1], dtype=np.float64)
+    count = min(int(np.searchsorted(sums, share, side="left")) + 1, len(candidates))
+    bound = candidates[len(candidates) - count]
+    above = np.flatnonzero(weights > bound)
+    equal = np.flatnonzero(weights == bound)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
 
 
 def _pick(weights: FloatRow, number: float) -> int:
     # Inverts the cumulative distribution at `number` in [0, 1): first the run of weights, then the one in the run.
     starts = np.arange(0, len(weights), _RUN)
-    runs = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    runs = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
     target = number * runs[-1]
     run = min(int(np.searchsorted(runs, target, side="right")), len(runs) - 1)
     start = int(starts[run])
