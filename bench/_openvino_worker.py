@@ -42,7 +42,7 @@ class Worker:
             "load_seconds": time.perf_counter() - began,
             "batch_tokens": scheduler.max_num_batched_tokens,
             "threads": str(core.get_property("CPU", "INFERENCE_NUM_THREADS") or "its default"),
-            "kv_precision": str(core.get_property("CPU", "KV_CACHE_PRECISION")),
+            "kv_precision": _type_name(core.get_property("CPU", "KV_CACHE_PRECISION")),
         }
 
     def closed_loop(self, streams: list[list[list[int]]], max_tokens: int) -> dict[str, Any]:
@@ -59,9 +59,11 @@ class Worker:
             left = []
             for request in running:
                 if request["handle"].can_read():
+                    before = len(request["ids"])
                     for output in request["handle"].read().values():
                         request["ids"].extend(output.generated_ids)
                     request["arrivals"].append(now)
+                    request["counts"].append(len(request["ids"]) - before)
                 if len(request["ids"]) < max_tokens:
                     left.append(request)
                     continue
@@ -90,7 +92,19 @@ class Worker:
         tensor = self._openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
         began = time.perf_counter()
         handle = self._pipeline.add_request(next(self._numbers), tensor, config)
-        return {"queue": queue, "handle": handle, "began": began, "prompt": len(prompt), "ids": [], "arrivals": []}
+        return {
+            "queue": queue,
+            "handle": handle,
+            "began": began,
+            "prompt": len(prompt),
+            "ids": [],
+            "arrivals": [],
+            "counts": [],
+        }
+
+
+def _type_name(kind: Any) -> str:
+    return str(kind.get_type_name()) if hasattr(kind, "get_type_name") else str(kind)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +112,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "ttft": arrivals[0] - request["began"],
         "gaps": [later - earlier for earlier, later in itertools.pairwise(arrivals)],
+        "counts": request["counts"],
         "prompt_tokens": request["prompt"],
         "ids": request["ids"],
     }

@@ -30,13 +30,24 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answered prompt. `gaps_seconds` are the times between messages with tokens, after the first one."""
+    """One answered prompt.
+
+    message_tokens: tokens of each message that had any; more than one where the reader was slower than the engine
+    gaps_seconds:   times between those messages, one fewer
+    """
 
     ttft_seconds: float
     gaps_seconds: tuple[float, ...]
+    message_tokens: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
     token_ids: tuple[int, ...]
+
+    @property
+    def steps_seconds(self) -> tuple[float, ...]:
+        """Time of each step after the first token: a message of k tokens stands for k steps of equal length."""
+        pairs = zip(self.gaps_seconds, self.message_tokens[1:], strict=True)
+        return tuple(gap / count for gap, count in pairs for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,14 @@ class Load:
         return quantile([answer.ttft_seconds for answer in self.answers], fraction)
 
     def gap(self, fraction: float) -> float | None:
-        """Quantile of the times between tokens of a stream; None where no stream had two messages."""
+        """Quantile of the times between messages of a stream; None where no stream had two."""
         gaps = [gap for answer in self.answers for gap in answer.gaps_seconds]
         return quantile(gaps, fraction) if gaps else None
+
+    def step(self) -> float | None:
+        """Median time of a step; None where no stream had two."""
+        steps = [step for answer in self.answers for step in answer.steps_seconds]
+        return quantile(steps, 0.5) if steps else None
 
 
 class BenchClient:
@@ -136,6 +152,7 @@ class BenchClient:
 
     async def _ask(self, request: inference_pb2.GenerateRequest) -> Answer:
         arrivals: list[float] = []
+        counts: list[int] = []
         tokens: list[int] = []
         prompt_tokens = cached_tokens = 0
         began = time.perf_counter()
@@ -143,6 +160,7 @@ class BenchClient:
             ids = response.delta.token_ids
             if ids:
                 arrivals.append(time.perf_counter())
+                counts.append(len(ids))
                 tokens.extend(ids)
             elif response.HasField("accepted"):
                 prompt_tokens = response.accepted.prompt_tokens
@@ -150,7 +168,7 @@ class BenchClient:
         if not arrivals:
             raise CommandError("an answer ended without a token")
         gaps = tuple(later - earlier for earlier, later in itertools.pairwise(arrivals))
-        return Answer(arrivals[0] - began, gaps, prompt_tokens, cached_tokens, tuple(tokens))
+        return Answer(arrivals[0] - began, gaps, tuple(counts), prompt_tokens, cached_tokens, tuple(tokens))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:

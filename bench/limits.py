@@ -29,6 +29,7 @@ from bench.work import MachineLimits, ModelWork
 MEGABYTE = 1_000_000
 PREFILL_ROWS = (128, 512, 1024)
 SQUARE = 2048
+SAMPLE_SECONDS = 0.02
 FloatArray = NDArray[np.float32]
 
 
@@ -115,19 +116,26 @@ def measure_matmul(
     operations = sum(2.0 * rows * outputs * inputs for outputs, inputs in shapes)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    # Small products are repeated within one sample, so that a sample is milliseconds and not the clock's grain.
-    inner = max(1, int(2e9 / operations))
+
+    def once() -> None:
+        for activations, multiply in layers:
+            multiply(activations)
+
     samples = []
     try:
-        for _ in range(repeats + 2):
+        once()
+        began = time.perf_counter()
+        once()
+        # Small products are repeated within one sample, so that a sample is milliseconds and not the clock's grain.
+        inner = max(1, int(SAMPLE_SECONDS / (time.perf_counter() - began)))
+        for _ in range(repeats + 1):
             began = time.perf_counter()
             for _ in range(inner):
-                for activations, multiply in layers:
-                    multiply(activations)
+                once()
             samples.append(inner * operations / (time.perf_counter() - began))
     finally:
         torch.set_num_threads(before)
-    return Rate(f"matmul {str(dtype).removeprefix('torch.')}", label, threads, tuple(samples[2:]))
+    return Rate(f"matmul {str(dtype).removeprefix('torch.')}", label, threads, tuple(samples[1:]))
 
 
 def _linear(weight: torch.Tensor, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -98,6 +98,7 @@ class _Loop:
             Answer(
                 ttft_seconds=arrivals[0] - self._began.pop(number),
                 gaps_seconds=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
+                message_tokens=(1,) * len(arrivals),
                 prompt_tokens=self._prompt_tokens.pop(number),
                 cached_tokens=self._cached.pop(number, 0),
                 token_ids=tuple(self._tokens.pop(number)),

@@ -45,12 +45,12 @@ class Length:
 
     def step_ms(self) -> float | None:
         """Median time of one decode step right after the prompt; None if only one token was asked for."""
-        steps = [median(answer.gaps_seconds) * 1e3 for answer in self.warm if answer.gaps_seconds]
+        steps = [median(answer.steps_seconds) * 1e3 for answer in self.warm if answer.steps_seconds]
         return median(steps) if steps else None
 
     def outside_ms(self) -> float | None:
         """Median of each warm time to first token less the steps of that same answer; None as above."""
-        outside = [a.ttft_seconds - median(a.gaps_seconds) for a in self.warm if a.gaps_seconds]
+        outside = [a.ttft_seconds - median(a.steps_seconds) for a in self.warm if a.steps_seconds]
         return median(outside) * 1e3 if outside else None
 
 

@@ -20,7 +20,7 @@ from bench.work import MachineLimits, ModelWork, shared_prompts
 
 COLUMNS = (
     "streams", "requests", "tokens/s", "ITL p50 ms", "ITL p99 ms", "TTFT p50 ms", "TTFT p99 ms",
-    "cached %", "step limit ms", "of limit %", "client CPU %",
+    "cached %", "step ms", "step limit ms", "of limit %", "client CPU %",
 )  # fmt: skip
 
 
@@ -45,9 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     report.table("Serving, closed loop", COLUMNS, rows)
     report.note(describe_limits(limits))
     report.note(
-        "Step limit: weights and the keys and values of all streams at their mean context, read once at that rate, or "
-        "the step's arithmetic if that takes longer. Of limit: step limit over the median time between tokens (ITL). "
-        "Client CPU: share of all cores that the measuring client itself took."
+        "ITL: time between messages of one stream. Step: median time of a step, a message of several tokens counting as "
+        "so many steps. Step limit: weights and the keys and values of all streams at their mean context, read once at "
+        "that rate, or the step's arithmetic if that takes longer. Of limit: step limit over step. Client CPU: share of "
+        "all cores that the measuring client itself took."
     )
     report.write_json(setting.json)
     return 0
@@ -92,7 +93,7 @@ def load_row(count: int, load: Load, work: ModelWork, limits: MachineLimits, pro
     """One row of the table."""
     new_tokens = len(load.answers[0].token_ids)
     limit = work.decode_limit_seconds([prompt_tokens + new_tokens / 2] * count, limits)
-    typical, late = load.gap(0.5), load.gap(0.99)
+    step, typical, late = load.step(), load.gap(0.5), load.gap(0.99)
     return [
         count,
         len(load.answers),
@@ -102,7 +103,8 @@ def load_row(count: int, load: Load, work: ModelWork, limits: MachineLimits, pro
         load.ttft(0.5) * 1e3,
         load.ttft(0.99) * 1e3,
         100.0 * load.cached_fraction,
+        None if step is None else step * 1e3,
         limit * 1e3,
-        None if typical is None else 100.0 * limit / typical,
+        None if step is None else 100.0 * limit / step,
         100.0 * load.client_cpu_seconds / (load.seconds * len(os.sched_getaffinity(0))),
     ]

@@ -87,7 +87,14 @@ class Worker:
         """As `BenchClient.closed_loop`; the other engine does not say how much it found cached."""
         done = self.call(op="closed_loop", streams=[[list(p) for p in s] for s in streams], max_tokens=max_tokens)
         answers = tuple(
-            Answer(item["ttft"], tuple(item["gaps"]), item["prompt_tokens"], 0, tuple(item["ids"]))
+            Answer(
+                ttft_seconds=item["ttft"],
+                gaps_seconds=tuple(item["gaps"]),
+                message_tokens=tuple(item["counts"]),
+                prompt_tokens=item["prompt_tokens"],
+                cached_tokens=0,
+                token_ids=tuple(item["ids"]),
+            )
             for item in done["answers"]
         )
         return Load(answers, done["seconds"])
