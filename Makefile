@@ -13,6 +13,7 @@
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
+.NOTPARALLEL:
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -67,21 +68,25 @@ $(VENV)/.stamp-venv:
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-run: $(VENV)/.stamp-venv constraints.txt pyproject.toml
+$(VENV)/.stamp-torch: $(VENV)/.stamp-venv constraints.txt
 	$(BIN)/python -P cli/torch_build.py install --constraint constraints.txt --index "$(TORCH_INDEX)"
-	$(CONSTRAINED) --editable .
 	$(BIN)/python -P cli/torch_build.py check
 	@touch $@
 
-$(VENV)/.stamp-test: $(VENV)/.stamp-run
+# What a wider set-up installs holds for the narrower ones too, so that none of them runs after it.
+$(VENV)/.stamp-run: $(VENV)/.stamp-torch constraints.txt pyproject.toml
+	$(CONSTRAINED) --editable .
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-torch constraints.txt pyproject.toml
 	$(CONSTRAINED) --editable ".[test]"
-	@touch $@
+	@touch $(VENV)/.stamp-run $@
 
-$(VENV)/.stamp-dev: $(VENV)/.stamp-test
+$(VENV)/.stamp-dev: $(VENV)/.stamp-torch constraints.txt pyproject.toml
 	$(CONSTRAINED) --editable ".[test,dev]"
-	@touch $@
+	@touch $(VENV)/.stamp-run $(VENV)/.stamp-test $@
 
-$(VENV)/.stamp-model: $(VENV)/.stamp-run cli/model_store.py
+$(VENV)/.stamp-model: cli/model_store.py | $(VENV)/.stamp-run
 	$(BIN)/tessera model fetch
 	@touch $@
 
