@@ -8,7 +8,7 @@ here and cancelled at the decoder. Made by `gateway/service.py` for each call; i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -104,12 +104,15 @@ class Generation:
         self._first_token: float | None = None
         self._cow_copies = 0
 
-    async def responses(self) -> AsyncIterator[pb.GenerateResponse]:
-        """All events of the stream. Raises the error that ended the request, if one did."""
+    async def run(self, write: Callable[[pb.GenerateResponse], Awaitable[None]]) -> None:
+        """Send all events of the stream. Raises the error that ended the request, if one did.
+
+        `write` waits while the client does not read; until it returns nothing more is taken from the decoder.
+        """
         while True:
             update = await self._next()
             for response in self._apply(update):
-                yield response
+                await write(response)
             if update.end is not None:
                 self._cow_copies = update.end.cow_copies
                 break
@@ -117,7 +120,7 @@ class Generation:
             self._stream.consumed(update.num_tokens)
         if not self._has_ended:
             raise Internal("a decoder ended the request before its samples")
-        yield pb.GenerateResponse(summary=self._summary())
+        await write(pb.GenerateResponse(summary=self._summary()))
 
     @property
     def completion_tokens(self) -> int:

@@ -7,7 +7,7 @@ by gRPC; the caller's tenant was named by `gateway/auth.py` before.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -40,15 +40,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(  # noqa: N802 - the contract's name
         self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Run a prompt. Headers go out with the first response, as nothing is sent before it."""
+    ) -> None:
+        """Run a prompt. Headers go out with the first response, as nothing is sent before it.
+
+        A coroutine that writes, and no generator: a cancel then ends this very frame, and `finally` runs at once.
+        """
         with self._admission.hold():
             generation, stream = await self._begin(request)
-            # gRPC may drop this generator without running it on; the callback comes in any case.
-            context.add_done_callback(_closing(stream))
             try:
-                async for response in generation.responses():
-                    yield response
+                await generation.run(context.write)
             finally:
                 stream.close()
                 get_logger().info("request_left", **generation.counters())
@@ -110,10 +110,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             for model in self._pool.models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
-
-
-def _closing(stream: DecodeStream) -> Any:
-    return lambda _context: stream.close()
 
 
 def _limits(model: DecoderModel) -> ModelLimits:

@@ -60,7 +60,13 @@ async def play(how: Plan, updates: Sequence[Update]) -> tuple[list[Any], Outbox]
         arrival=Arrival(1.0, 1.25),
         clock=iter(range(2, 100)).__next__,
     )
-    return [getattr(one, one.WhichOneof("event")) async for one in made.responses()], outbox
+    seen: list[Any] = []
+
+    async def write(one: pb.GenerateResponse) -> None:
+        seen.append(getattr(one, one.WhichOneof("event") or ""))
+
+    await made.run(write)
+    return seen, outbox
 
 
 @async_test
