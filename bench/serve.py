@@ -45,10 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     report.table("Serving, closed loop", COLUMNS, rows)
     report.note(describe_limits(limits))
     report.note(
-        "ITL: time between messages of one stream. Step: median time of a step, a message of several tokens counting as "
-        "so many steps. Step limit: weights and the keys and values of all streams at their mean context, read once at "
-        "that rate, or the step's arithmetic if that takes longer. Of limit: step limit over step. Client CPU: share of "
-        "all cores that the measuring client itself took."
+        "ITL: time between messages of one stream. Step: median time of a step, a message of several tokens counting "
+        "as so many steps. Step limit: weights and the keys and values of all streams at their mean context, read once "
+        "at that rate, or the step's arithmetic if that takes longer. Of limit: step limit over step. Client CPU: "
+        "share of all cores that the measuring client itself took."
     )
     report.write_json(setting.json)
     return 0
