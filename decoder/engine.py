@@ -150,7 +150,7 @@ class Engine:
         """Step until stopped; waits passively while there is nothing to do."""
         while not self._intake.is_stopped:
             if not self.step():
-                self._inbox.wait(RETRY_SECONDS if self._scheduler.is_blocked else None)
+                self._inbox.wait(RETRY_SECONDS if self._scheduler.queue.is_blocked else None)
 
     def step(self) -> bool:
         """One step. False where nothing happened and only word from outside can change that."""
@@ -180,26 +180,27 @@ class Engine:
         while (message := self._inbox.take()) is not None:
             self._intake.handle(message)
             moved = True
-        if self._scheduler.is_blocked and self._clock_ns() >= self._next_retry_ns:
-            self._scheduler.retry_admission()
+        if self._scheduler.queue.is_blocked and self._clock_ns() >= self._next_retry_ns:
+            self._scheduler.queue.retry()
         self._run_copies()
         return moved
 
     def _gather(self) -> None:
         # Before a step that no decode waits for, more prompts may join within a moment.
         deadline_ns = self._clock_ns() + GATHER_NS
-        while self._intake.session is not None and self._scheduler.has_room_in_step:
-            self._admit()
+        self._admit()
+        while self._intake.session is not None and self._scheduler.waits_worthwhile:
             remaining_ns = deadline_ns - self._clock_ns()
-            if self._scheduler.acquiring is None or remaining_ns <= 0 or not self._inbox.wait(remaining_ns / 1e9):
+            if remaining_ns <= 0 or not self._inbox.wait(remaining_ns / 1e9):
                 return
             self._drain_inbox()
+            self._admit()
 
     def _give_way(self, plan: Plan) -> None:
         for sequence in plan.preempted:
             self._reporter.release(sequence)
             self._reporter.preemptions += 1
-            self._log.info("sequence_preempted", request_id=sequence.request.request_id, sample=sequence.sample)
+            self._log.debug("sequence_preempted", request_id=sequence.request.request_id, sample=sequence.sample)
         for sequence, needed in plan.outgrown:
             usable = self._scheduler.num_blocks
             error = ResourceExhausted(
@@ -216,34 +217,32 @@ class Engine:
         scheduler = self._scheduler
         wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=in_need)
         report = self._reporter.build(
-            scheduler.running, wanted=wanted, returned=returned, queued=len(scheduler.waiting)
+            scheduler.running, wanted=wanted, returned=returned, queued=len(scheduler.queue.waiting)
         )
         if report is not None:
             self._client.send(session, report)
         if len(returned):
-            scheduler.retry_admission()  # it may have been asked back for the head of the queue
+            scheduler.queue.retry()  # it may have been asked back for the head of the queue
 
     def _admit(self) -> None:
-        sequence = self._scheduler.next_admission()
         session = self._intake.session
-        if sequence is None or session is None:
-            return
-        if self._reporter.has_releases:
-            self._report(in_need=False)
-        self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
-        request = sequence.request
-        command = Acquire(
-            sequence_id=sequence.sequence_id,
-            grant=request.grant,
-            tokens=pack_tokens(sequence.tokens),
-            request_id=request.request_id,
-            sample=sequence.sample,
-            no_read=request.no_read,
-            no_store=request.no_store,
-            resumed=sequence.admitted,
-            priority=request.cache_priority,
-        )
-        self._client.send(session, command)
+        while session is not None and (sequence := self._scheduler.next_admission()) is not None:
+            if self._reporter.has_releases:
+                self._report(in_need=False)
+            self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
+            request = sequence.request
+            command = Acquire(
+                sequence_id=sequence.sequence_id,
+                grant=request.grant,
+                tokens=pack_tokens(sequence.tokens),
+                request_id=request.request_id,
+                sample=sequence.sample,
+                no_read=request.no_read,
+                no_store=request.no_store,
+                resumed=sequence.admitted,
+                priority=request.cache_priority,
+            )
+            self._client.send(session, command)
 
     def _run_copies(self) -> None:
         arena = self._intake.arena

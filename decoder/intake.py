@@ -206,9 +206,9 @@ class Intake:
                 subject="blocks", needed=needed, usable=scheduler.num_blocks, reason="EXCEEDS_POOL",
             )  # fmt: skip
         bound = self._max_queue + max(0, scheduler.free_places)
-        if len(scheduler.waiting) >= bound:
+        if len(scheduler.queue.waiting) >= bound:
             raise ResourceExhausted(
-                "the queue of the decoder is full", subject="queue", needed=len(scheduler.waiting) + 1,
+                "the queue of the decoder is full", subject="queue", needed=len(scheduler.queue.waiting) + 1,
                 usable=self._max_queue, reason="QUEUE_FULL", retry_after_seconds=RETRY_HINT_SECONDS,
             )  # fmt: skip
         return self._requests.open(request, message.sink, message.arrived_ns)
@@ -238,31 +238,27 @@ class Intake:
             self._client.send(self.session, AbortDone(message.abort_id, bool(found)))
 
     def _acquired(self, message: Acquired) -> None:
-        sequence = self._scheduler.acquiring
-        if sequence is None or sequence.sequence_id != message.sequence_id:
-            raise Internal("an acquire was answered that is not on its way")
+        sequence, in_turn = self._scheduler.queue.answered(message.sequence_id)
         if sequence.state is SequenceState.FINISHED:
-            self._scheduler.refuse()
             self._reporter.release_unused(message.lease)
             return
-        self._scheduler.admit(message.lease, message.blocks, message.cached_tokens, message.copy)
         sequence.admitted = True
         self._requests.of(sequence).admit(message.cached_tokens, self._clock_ns())
-        self.copies.append(sequence)
+        if in_turn:
+            self._scheduler.admit(sequence, message.lease, message.blocks, message.cached_tokens, message.copy)
+            self.copies.append(sequence)
+        else:
+            self._reporter.release_unused(message.lease)
+            self._scheduler.enqueue(sequence)
 
     def _refused(self, message: AcquireRefused) -> None:
-        sequence = self._scheduler.acquiring
-        if sequence is None or sequence.sequence_id != message.sequence_id:
-            raise Internal("an acquire was answered that is not on its way")
+        sequence, in_turn = self._scheduler.queue.answered(message.sequence_id)
         if sequence.state is SequenceState.FINISHED:
-            self._scheduler.refuse()
-        elif isinstance(message.error, ResourceExhausted) and message.error.reason == POOL_FULL:
-            self._scheduler.refuse_full()
+            return
+        if isinstance(message.error, ResourceExhausted) and message.error.reason == POOL_FULL:
+            self._scheduler.queue.full(sequence, in_turn=in_turn)
         else:
-            active = self._requests.of(sequence)
-            self._scheduler.refuse()
-            self._requests.drop_sequence(sequence)
-            self._committer.fail_request(active, message.error)
+            self._committer.fail_sequence(sequence, message.error)
 
     def _reported(self, message: Reported) -> None:
         credit = self._scheduler.credit

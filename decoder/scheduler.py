@@ -1,9 +1,9 @@
 """The policy: who waits, who is admitted, who computes how many tokens in a step, and who gives way.
 
-Owns the waiting queue, the running list and the unused credit. Invariants: at most `max_batch` sequences hold a place;
-at most one acquire is on its way; a step computes at most `max(1, chunk_tokens - decodes)` prefill tokens; the best
-ranked running sequence is never preempted for another. Called by the engine. A pure function of its state: it has
-no clock, thread, socket or randomness, and sends nothing.
+Owns the running list and, through its parts, the queue and the unused credit. Invariants: at most `max_batch` sequences
+hold a place; a step computes at most `max(1, chunk_tokens - decodes)` prefill tokens; the best ranked running sequence
+is never preempted for another. Called by the engine. A pure function of its state: it has no clock, thread, socket or
+randomness, and sends nothing.
 
 Rank is (priority, arrival, sample). Order is by rank alone: nobody overtakes a waiting request of the same priority,
 whatever is cached.
@@ -15,6 +15,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import Final
 
+from decoder.admission import AdmissionQueue, rank_of
 from decoder.credit import Credit
 from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceState
 
@@ -50,10 +51,6 @@ class Plan:
         self.chunks = [part for part in self.chunks if part[0].state is SequenceState.RUNNING]
 
 
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.rank
-
-
 def _prefills(sequence: Sequence) -> bool:
     return sequence.remaining > 1 or not sequence.num_generated
 
@@ -67,11 +64,9 @@ class Scheduler:
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
         self.credit = Credit()
-        self.waiting: list[Sequence] = []  # by rank
+        self.queue = AdmissionQueue()
         self.running: list[Sequence] = []  # by rank
-        self.acquiring: Sequence | None = None
         self.forking = 0  # places promised to branches whose leases are on their way
-        self._full_for: Sequence | None = None  # the head of the queue that the pool had no room for
         self._hold = 0
 
     # ---- the queue and its admission
@@ -81,69 +76,50 @@ class Scheduler:
         return -(-num_tokens // self.block_tokens)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue at its rank: a preempted one comes before all that arrived later."""
-        sequence.state = SequenceState.WAITING
-        insort(self.waiting, sequence, key=_rank)
+        """Put a sequence into the queue at its rank."""
+        self.queue.add(sequence)
 
     def next_admission(self) -> Sequence | None:
-        """The sequence to acquire blocks for now, if any; it is ACQUIRING until `admit` or `refuse`."""
-        if self.acquiring is not None or self.free_places < 1 or self._hold:
+        """The sequence to acquire blocks for now, if any: while the next step has prefill tokens to spare."""
+        if self.free_places < 1 or self._hold or not self._has_prefill_room():
             return None
-        head = next((sequence for sequence in self.waiting if not sequence.paused), None)
-        if head is None or head is self._full_for:
-            return None
-        self.waiting.remove(head)
-        head.state = SequenceState.ACQUIRING
-        self.acquiring = head
-        return head
+        return self.queue.next()
 
-    def admit(self, lease: LeaseId, blocks: IntArray, cached_tokens: int, copy: CopyPlan | None) -> Sequence:
-        """The acquire was granted: `blocks` cover all known tokens and the first `cached_tokens` are computed."""
-        sequence = self._take_acquiring()
+    def admit(
+        self, sequence: Sequence, lease: LeaseId, blocks: IntArray, cached_tokens: int, copy: CopyPlan | None
+    ) -> None:
+        """An acquire was granted in turn: `blocks` cover all known tokens, the first `cached_tokens` are computed."""
         sequence.hold(lease, blocks, cached_tokens, sequence.num_tokens, copy)
-        self._full_for = None
-        insort(self.running, sequence, key=_rank)
-        return sequence
-
-    def refuse_full(self) -> Sequence:
-        """The pool had no room: the sequence keeps its place in the queue until `room_changed`."""
-        sequence = self._take_acquiring()
-        self.enqueue(sequence)
-        self._full_for = sequence
-        return sequence
-
-    def refuse(self) -> Sequence:
-        """The acquire was refused for good, or its sequence has ended meanwhile: the queue behind it moves."""
-        sequence = self._take_acquiring()
-        sequence.state = SequenceState.FINISHED
-        return sequence
+        self.queue.retry()
+        insort(self.running, sequence, key=rank_of)
 
     def room_changed(self) -> None:
         """Blocks went back to the daemon."""
-        self._full_for = None
+        self.queue.retry()
         self.credit.room_changed()
 
-    def retry_admission(self) -> None:
-        """Another decoder may have given blocks back: ask again for the head of the queue."""
-        self._full_for = None
-
     @property
-    def is_blocked(self) -> bool:
-        """Whether the head of the queue waits because the pool had no room for it."""
-        return self._full_for is not None
-
-    @property
-    def has_room_in_step(self) -> bool:
-        """Whether the next step has no decode and prefill tokens to spare: worth a short wait for an admission."""
-        active = [sequence for sequence in self.running if not sequence.paused]
-        if any(not _prefills(sequence) for sequence in active):
+    def waits_worthwhile(self) -> bool:
+        """Whether a short wait for the acquires on their way would fill the next step, and holds up no decode."""
+        if not self.queue.in_flight or not self._has_prefill_room():
             return False
-        return sum(sequence.remaining for sequence in active) < self.chunk_tokens
+        return all(_prefills(sequence) for sequence in self.running if not sequence.paused)
 
     @property
     def free_places(self) -> int:
         """Sequences that may be added to the batch."""
-        return self.max_batch - len(self.running) - self.forking - (self.acquiring is not None)
+        return self.max_batch - len(self.running) - self.forking - len(self.queue.in_flight)
+
+    def _has_prefill_room(self) -> bool:
+        # A prompt that is admitted before it can be computed holds blocks for nothing, and cannot read what the
+        # prompts before it are about to publish. Long ones count for a part of the budget alone, so that they do not
+        # keep short ones out.
+        remaining = [sequence.remaining for sequence in self.running if not sequence.paused and _prefills(sequence)]
+        if not remaining:
+            return True
+        part = max(1, self.chunk_tokens // 4)
+        backlog = min(remaining[0], 2 * part) + sum(min(tokens, part) for tokens in remaining[1:])
+        return backlog < self.chunk_tokens
 
     # ---- branches
 
@@ -157,7 +133,7 @@ class Scheduler:
         """A promised place is taken by a branch; what it shares with its trunk is the prompt, all computed."""
         self.forking -= 1
         branch.hold(lease, blocks, branch.num_prompt, branch.num_prompt, copy)
-        insort(self.running, branch, key=_rank)
+        insort(self.running, branch, key=rank_of)
 
     def drop_promise(self, count: int) -> None:
         """Promised places that are not used after all."""
@@ -168,9 +144,7 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """A sequence ended or was cancelled, whatever its state. Repeating it is harmless."""
         if sequence.state is SequenceState.WAITING:
-            self.waiting.remove(sequence)
-            if sequence is self._full_for:
-                self._full_for = None
+            self.queue.discard(sequence)
         elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._hold = 0
@@ -179,9 +153,8 @@ class Scheduler:
 
     def clear(self) -> None:
         """Forget every sequence and the credit: the session is gone."""
-        self.waiting.clear()
+        self.queue.clear()
         self.running.clear()
-        self.acquiring = self._full_for = None
         self.forking = self._hold = 0
         self.credit.clear()
 
@@ -197,7 +170,7 @@ class Scheduler:
             if not _prefills(sequence) and self._cover(sequence, plan):
                 plan.decodes.append(sequence)
         self._share_chunks(plan)
-        if self._full_for is not None and not plan.preempted:
+        if self.queue.is_blocked and not plan.preempted:
             self._evict_paused(plan)
         if not self.running:
             self._hold = 0
@@ -267,10 +240,3 @@ class Scheduler:
         granted += min(first.remaining - granted, budget)
         plan.chunks.append((first, granted))
         plan.chunks.extend(others)
-
-    def _take_acquiring(self) -> Sequence:
-        sequence = self.acquiring
-        if sequence is None:
-            raise ValueError("no acquire is on its way")
-        self.acquiring = None
-        return sequence

@@ -83,7 +83,8 @@ def test_two_decoders_on_one_pool_both_finish() -> None:
         for number in range(3):
             assert node.sink.tokens[number, 0] == greedy_oracle(shared + prompt_of(3, seed=number), 25)
     assert first.manager.snapshot().hits > 0
-    first.settle()
+    for node in nodes:
+        node.settle()
     first.assert_quiet()
 
 

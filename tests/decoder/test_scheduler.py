@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoder.admission import MAX_ACQUIRES, AdmissionQueue
 from decoder.credit import LEAN_STEPS, SLACK_BLOCKS, Credit
 from decoder.scheduler import HOLD_STEPS, Plan, Scheduler
 from decoder.sequence import LeaseId, Sequence, SequenceId, SequenceState
@@ -21,6 +22,12 @@ BLOCK = 4
 def make(number: int, length: int, *, max_tokens: int = 8, priority: int = 0, is_trunk: bool = False) -> Sequence:
     item = request(number, [5] * length, max_tokens=max_tokens, priority=priority)
     return Sequence(SequenceId(number), item, 0, number, is_trunk=is_trunk)
+
+
+def refuse(queue: AdmissionQueue, sequence: Sequence) -> None:
+    """The daemon's answer for `sequence`: the pool is full."""
+    answered, in_turn = queue.answered(sequence.sequence_id)
+    queue.full(answered, in_turn=in_turn)
 
 
 class Pool:
@@ -56,12 +63,13 @@ class Rig:
         sequence = self.scheduler.next_admission()
         if sequence is None:
             return False
+        _, in_turn = self.scheduler.queue.answered(sequence.sequence_id)
         needed = self.scheduler.blocks_for(sequence.num_tokens)
         if needed > len(self.pool.free):
-            self.scheduler.refuse_full()
+            self.scheduler.queue.full(sequence, in_turn=in_turn)
             return False
         self.last_lease += 1
-        self.scheduler.admit(LeaseId(self.last_lease), self.pool.take(needed), 0, None)
+        self.scheduler.admit(sequence, LeaseId(self.last_lease), self.pool.take(needed), 0, None)
         return True
 
     def release(self, sequence: Sequence) -> None:
@@ -88,7 +96,7 @@ class Rig:
         wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=plan.in_need)
         self.pool.give(returned)
         if len(returned):
-            scheduler.retry_admission()
+            scheduler.queue.retry()
         granted = self.pool.take(min(wanted, len(self.pool.free)))
         scheduler.credit.grant(granted.tolist())
         scheduler.credit.answered(wanted, len(granted))
@@ -196,17 +204,72 @@ def test_nobody_overtakes_a_head_that_finds_the_pool_full() -> None:
     assert 3 not in rig.ended[: rig.ended.index(1)]
 
 
-def test_one_acquire_is_on_its_way_at_a_time() -> None:
-    """Until the answer no other is asked for; a refusal for good lets the queue move."""
-    scheduler = Rig().scheduler
-    first, second = make(1, 3), make(2, 3)
-    scheduler.enqueue(first)
-    scheduler.enqueue(second)
-    assert scheduler.next_admission() is first
-    assert scheduler.next_admission() is None
-    scheduler.refuse()
-    assert first.state is SequenceState.FINISHED
-    assert scheduler.next_admission() is second
+def test_acquires_on_their_way_are_bounded_and_answered_in_order() -> None:
+    """A few are asked for at once, by rank; an answer to another than the oldest is a defect and is told."""
+    queue = AdmissionQueue()
+    sequences = [make(number, 3) for number in range(1, MAX_ACQUIRES + 3)]
+    for sequence in reversed(sequences):
+        queue.add(sequence)
+    asked = []
+    while (sequence := queue.next()) is not None:
+        asked.append(sequence)
+    assert asked == sequences[:MAX_ACQUIRES]
+    with pytest.raises(ValueError, match="oldest"):
+        queue.answered(asked[1].sequence_id)
+    assert queue.answered(asked[0].sequence_id) == (asked[0], True)
+    assert queue.next() is sequences[MAX_ACQUIRES]
+
+
+def test_what_was_granted_behind_a_full_pool_goes_back() -> None:
+    """When one finds the pool full, those in flight behind it are out of turn, and all are asked for again in order."""
+    queue = AdmissionQueue()
+    sequences = [make(number, 3) for number in range(1, 5)]
+    for sequence in sequences[:3]:
+        queue.add(sequence)
+    asked = [queue.next() for _ in range(3)]
+    assert asked == sequences[:3]
+    refuse(queue, sequences[0])
+    queue.add(sequences[3])
+    queue.retry()
+    assert queue.next() is None, "those in flight come first"
+    sequence, in_turn = queue.answered(sequences[1].sequence_id)
+    assert (sequence, in_turn) == (sequences[1], False)
+    queue.add(sequence)
+    refuse(queue, sequences[2])
+    assert [queue.next() for _ in range(4)] == sequences
+    assert queue.answered(sequences[0].sequence_id) == (sequences[0], True)
+
+
+def test_a_full_pool_stops_the_queue_until_there_may_be_room() -> None:
+    """The head that found the pool full is not asked for again until `retry`, or until one of higher rank comes."""
+    queue = AdmissionQueue()
+    first, second, urgent = make(1, 3), make(2, 3), make(3, 3, priority=1)
+    queue.add(first)
+    queue.add(second)
+    assert queue.next() is first
+    refuse(queue, first)
+    assert queue.is_blocked
+    assert queue.next() is None
+    queue.add(urgent)
+    assert queue.next() is urgent
+    assert queue.next() is None
+    queue.retry()
+    assert [queue.next(), queue.next()] == [first, second]
+
+
+def test_prompts_are_admitted_when_the_next_step_can_begin_them() -> None:
+    """A step's worth of prompts is admitted at once; a long one that came first keeps no short one out."""
+    rig = Rig(num_blocks=200, max_batch=8, chunk_tokens=16)
+    for number in range(1, 8):
+        rig.scheduler.enqueue(make(number, 8))
+    rig.step()
+    assert len(rig.scheduler.running) == 3
+    rig = Rig(num_blocks=200, max_batch=8, chunk_tokens=16)
+    rig.scheduler.enqueue(make(1, 300))
+    rig.scheduler.enqueue(make(2, 200))
+    rig.scheduler.enqueue(make(3, 3))
+    rig.step()
+    assert len(rig.scheduler.running) == 3
 
 
 def test_places_are_bounded() -> None:
@@ -240,9 +303,9 @@ def test_removing_is_legal_in_every_state_and_twice(state: str) -> None:
         rig.end(sequence)
     assert sequence.state is SequenceState.FINISHED
     if state == "acquiring":
-        assert rig.scheduler.refuse() is sequence
+        assert rig.scheduler.queue.answered(sequence.sequence_id) == (sequence, True)
     assert rig.scheduler.free_places == 1
-    assert not rig.scheduler.running and not rig.scheduler.waiting
+    assert not rig.scheduler.running and not rig.scheduler.queue.waiting
 
 
 # ---- room
@@ -258,7 +321,7 @@ def test_the_youngest_of_the_lowest_priority_gives_way_and_comes_back_first() ->
     while not rig.preempted:
         rig.step()
     assert rig.preempted[0] == 3
-    assert [int(sequence.sequence_id) for sequence in rig.scheduler.waiting][:1] == [3]
+    assert [int(sequence.sequence_id) for sequence in rig.scheduler.queue.waiting][:1] == [3]
     rig.run(4)
     assert rig.ended[0] == 2, "the highest rank is never preempted for another"
 
@@ -273,8 +336,9 @@ def test_after_a_preemption_the_blocks_go_to_who_needed_them() -> None:
     assert rig.scheduler.next_admission() is None
     for _ in range(HOLD_STEPS):
         rig.scheduler._hold = max(0, rig.scheduler._hold - 1)
-    assert rig.scheduler.next_admission() is not None
-    rig.scheduler.refuse_full()
+    sequence = rig.scheduler.next_admission()
+    assert sequence is not None
+    refuse(rig.scheduler.queue, sequence)
     rig.run(3)
 
 

@@ -1,0 +1,89 @@
+"""Who waits and who is being admitted. Owns the queue's order and the acquires that are on their way.
+
+Invariant: nobody overtakes. Acquires are asked for by rank and answered in order; where one finds the pool full, what
+the ones behind it were granted meanwhile goes back, and the queue stands until there may be room. Used by the
+scheduler; it holds no block and sends nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import Final
+
+from decoder.sequence import Sequence, SequenceId, SequenceState
+
+MAX_ACQUIRES: Final = 4  # on their way at once, so that a burst is admitted in few steps
+
+
+def rank_of(sequence: Sequence) -> tuple[int, int, int]:
+    """The order of service: smaller first."""
+    return sequence.rank
+
+
+class AdmissionQueue:
+    """Waiting sequences by rank, and those in flight in the order that they were asked for."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.in_flight: deque[Sequence] = deque()
+        self._full_for: Sequence | None = None  # the head of the queue that the pool had no room for
+        self._out_of_turn = 0  # acquires in flight behind one that found the pool full
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence waits at its rank: a preempted one comes before all that arrived later."""
+        sequence.state = SequenceState.WAITING
+        insort(self.waiting, sequence, key=rank_of)
+
+    def discard(self, sequence: Sequence) -> None:
+        """A waiting sequence has ended."""
+        self.waiting.remove(sequence)
+        if sequence is self._full_for:
+            self._full_for = None
+
+    def next(self) -> Sequence | None:
+        """The sequence to acquire blocks for now, if any; ACQUIRING until `answered`. Paused ones are passed by."""
+        if self._out_of_turn or len(self.in_flight) >= MAX_ACQUIRES:
+            return None
+        head = next((sequence for sequence in self.waiting if not sequence.paused), None)
+        if head is None or head is self._full_for:
+            return None
+        self.waiting.remove(head)
+        head.state = SequenceState.ACQUIRING
+        self.in_flight.append(head)
+        return head
+
+    def answered(self, sequence_id: SequenceId) -> tuple[Sequence, bool]:
+        """The oldest acquire was answered: its sequence, and whether it is in turn (else a grant goes back).
+
+        Raises ValueError where the answer belongs to another acquire.
+        """
+        if not self.in_flight or self.in_flight[0].sequence_id != sequence_id:
+            raise ValueError("an acquire was answered that is not the oldest on its way")
+        in_turn = self._out_of_turn == 0
+        if not in_turn:
+            self._out_of_turn -= 1
+        return self.in_flight.popleft(), in_turn
+
+    def full(self, sequence: Sequence, *, in_turn: bool) -> None:
+        """The pool had no room: the sequence keeps its place, and nobody passes it."""
+        self.add(sequence)
+        if in_turn:
+            self._full_for = sequence
+            self._out_of_turn = len(self.in_flight)
+
+    def retry(self) -> None:
+        """There may be room again."""
+        self._full_for = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the head of the queue waits because the pool had no room for it."""
+        return self._full_for is not None
+
+    def clear(self) -> None:
+        """Forget everyone."""
+        self.waiting.clear()
+        self.in_flight.clear()
+        self._full_for = None
+        self._out_of_turn = 0
