@@ -20,6 +20,7 @@ def test_row_01_what_is_cached_is_pinned_before_others_allocate(
     node: Node, solo: Solo, tiny_model: Path, seed: int, rounds: int
 ) -> None:
     """A hit beside a prompt that needs the whole rest of the pool: both equal solo, and the counts agree with Admin."""
+    hits = 0
     for number in range(rounds):
         prompts = Prompts(tiny_model, seed + number)
         node.fresh()
@@ -36,6 +37,8 @@ def test_row_01_what_is_cached_is_pinned_before_others_allocate(
         assert 0 <= cached <= 10 * B
         after = node.quiet()
         assert after.hit_tokens - before.hit_tokens == sum(result.cached_tokens for result in results)
+        hits += bool(cached)
+    assert hits, "positive control: the warm prompt was hit"
 
 
 @repeats(50, few=2)

@@ -19,6 +19,7 @@ from tests.e2e.client import Result, make_request
 from tests.e2e.oracle import Solo
 from tests.e2e.processes import Process, poll
 from tests.e2e.prompts import Prompts
+from tests.e2e.repeats import repeats
 from tests.e2e.rig import START_SECONDS, Node, SupervisedNode, serves
 
 B = 16
@@ -94,6 +95,61 @@ def test_the_death_of_a_decoder_while_it_prefills_publishes_nothing_unfinished(
     for request in requests:
         solo.check(request, again(supervised, request))
     supervised.quiet()
+
+
+def resident_bytes(pid: int) -> int:
+    """Private memory of a process, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+@repeats(20, few=2)
+def test_row_26_a_decoder_that_dies_again_and_again_costs_nothing(
+    tiny_model: Path, solo: Solo, prompts: Prompts, rounds: int
+) -> None:
+    """kill -9 while it starts, once it attached, and in a decode: each restart registers, the daemon is as before."""
+    with Node(tiny_model, faults=["step_delay=0.01"], options=["--threads", "1"]) as node:
+        daemon, decoder = node.processes["cachemgr"].pid, node.processes["decoder-0"]
+
+        def attached() -> bool:
+            return any(session.process_id == decoder.pid for session in node.admin.sessions())
+
+        def ready() -> None:
+            poll(lambda: attached() and serves(node.target), within=START_SECONDS, what="the decoder is back")
+            again(node, make_request([9, 9, 9], new=1))
+            node.quiet()
+
+        ready()
+        descriptors, memory = 0, 0
+        for number in range(rounds + 1):
+            if number == 1:  # after one death everything that is made once has been made
+                descriptors, memory = len(os.listdir(f"/proc/{daemon}/fd")), resident_bytes(daemon)
+            match number % 3:
+                case 0:
+                    stream = node.stream(make_request(prompts.tokens(3 * B), new=300))
+                    stream.read(4)
+                    decoder.kill()
+                    with pytest.raises(grpc.RpcError) as caught:
+                        stream.finish()
+                    assert lost(caught), caught.value
+                case 1:
+                    decoder.kill()
+                    decoder.start()
+                    poll(attached, within=START_SECONDS, what="the decoder has attached")
+                    decoder.kill()
+                case _:
+                    decoder.kill()
+                    decoder.start()
+                    decoder.kill()
+            decoder.start()
+            ready()
+            assert len(node.admin.sessions()) == 1
+        poll(
+            lambda: len(os.listdir(f"/proc/{daemon}/fd")) <= descriptors, within=20,
+            what=f"the daemon holds {descriptors} descriptors",
+        )  # fmt: skip
+        assert resident_bytes(daemon) <= memory * 1.2 + 8 * 2**20
+        solo.probe(node)
 
 
 def test_the_death_of_the_gateway_frees_its_requests(supervised: SupervisedNode, solo: Solo, prompts: Prompts) -> None:
