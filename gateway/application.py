@@ -46,7 +46,8 @@ class Gateway:
         targets = [unix_target(paths.decoder_socket(index)) for index in range(options.decoders)]
         self._pool = DecoderPool(targets, secret)
         self._prompts = PromptEncoder(tokenizer, lambda: datetime.now().astimezone())
-        self._admission = Admission(options.max_queue)
+        # What the decoders run and what may wait; more would only wait in their queues, or be refused there.
+        self._admission = Admission(options.max_queue + options.max_batch * options.decoders)
         tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
         self._server = make_server([tenants, ErrorInterceptor()])
         service = InferenceService(self._pool, self._prompts, self._admission, time.monotonic)

@@ -162,7 +162,8 @@ class DecoderClient:
         link, self._link = self._link, None
         if link is None:
             return
-        self._log.warning("decoder_lost", requests=len(link.streams))
+        log = self._log.warning if link.streams else self._log.info
+        log("decoder_lost", requests=len(link.streams))
         for stream in list(link.streams.values()):
             stream.fail(decoder_away())
         link.streams.clear()

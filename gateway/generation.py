@@ -135,7 +135,6 @@ class Generation:
             "prompt_tokens": self._prompt_tokens,
             "cached_tokens": 0 if self._start is None else self._start.cached_tokens,
             "completion_tokens": self.completion_tokens,
-            "has_ended": self._has_ended,
         }
 
     @property

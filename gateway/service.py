@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from common.errors import TesseraError
 from common.logs import get_logger
 from gateway.admission import Admission
 from gateway.auth import current_caller
@@ -47,11 +48,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """
         with self._admission.hold():
             generation, stream = await self._begin(request)
+            outcome = "CANCELLED"
             try:
                 await generation.run(context.write)
+                outcome = "OK"
+            except TesseraError as error:
+                outcome = error.reason
+                raise
             finally:
                 stream.close()
-                get_logger().info("request_left", **generation.counters())
+                get_logger().info("request_left", outcome=outcome, **generation.counters())
 
     async def _begin(self, request: inference_pb2.GenerateRequest) -> tuple[Generation, DecodeStream]:
         arrived = self._clock()

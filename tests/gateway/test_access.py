@@ -155,7 +155,7 @@ async def test_while_the_daemon_is_away_calls_are_unavailable_and_health_says_so
     """Without the credential service nobody is let in and nobody is called unknown; health follows in a second."""
     async with node() as here, here.channel("key-a") as channel, grpc.aio.insecure_channel(here.target) as bare:
         await here.daemon.kill()
-        await eventually(lambda: not here.gateway.is_serving, seconds=1.0)
+        await eventually(lambda: not here.gateway.is_serving, seconds=2.0)
         health = await health_pb2_grpc.HealthStub(bare).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -22,6 +22,7 @@ def chunks_of(tokenizer: ModelTokenizer, ids: Sequence[int]) -> list[str]:
     return [*(detokenizer.feed(index) for index in ids), detokenizer.flush()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=6), max_size=20))
 def test_chunks_of_any_bytes_join_to_the_one_shot_decode(pieces: list[bytes]) -> None:
     """Row 31: whatever bytes the tokens hold, joined chunks equal decoding all bytes at once."""
@@ -30,6 +31,7 @@ def test_chunks_of_any_bytes_join_to_the_one_shot_decode(pieces: list[bytes]) ->
     assert out == b"".join(pieces).decode("utf-8", "replace")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40), st.data())
 def test_no_chunk_splits_a_character_of_valid_text(text: str, data: st.DataObject) -> None:
     """Row 31: valid text cut at any bytes never shows U+FFFD before its end, and each chunk is whole characters."""
@@ -43,6 +45,7 @@ def test_no_chunk_splits_a_character_of_valid_text(text: str, data: st.DataObjec
     assert all("\ufffd" not in chunk for chunk in out)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 511), max_size=40))
 def test_streamed_text_equals_the_librarys_decode(ids: list[int]) -> None:
     """For any ids of a byte-level tokenizer, streamed text, our decode and the library's decode are equal."""
@@ -95,6 +98,7 @@ def test_sentencepiece_tokens_stream_by_their_bytes() -> None:
     assert out[:5] == ["hello", "", "", "", "🙂"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["\u2581ab", "c", "\u2581", "##x", "é", "\ufffd"]), max_size=30))
 def test_any_other_decoder_streams_through_a_window(pieces: list[str]) -> None:
     """For a decoder that is not of bytes, joined chunks equal its decode of all tokens."""

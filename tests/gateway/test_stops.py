@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.stops import StopAutomaton, StopScanner
@@ -33,6 +33,7 @@ def oracle(stops: list[str], text: str, include: bool) -> tuple[str, str | None]
     return text, None
 
 
+@settings(deadline=None)
 @given(
     stops=st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
     chunks=st.lists(st.text(LETTERS + "c", max_size=4), max_size=12),
@@ -46,6 +47,7 @@ def test_text_before_the_first_match_comes_out_however_it_is_cut(
     assert ("".join(out), stop) == oracle(stops, "".join(chunks), include)
 
 
+@settings(deadline=None)
 @given(
     stops=st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
     text=st.text(LETTERS + "c", max_size=30),

@@ -139,7 +139,7 @@ async def test_the_death_of_the_decoder_is_unavailable_and_its_return_is_found()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert details_of(caught.value, error_details_pb2.RetryInfo) is not None
         assert details_of(caught.value, error_details_pb2.ErrorInfo).reason == "DECODER_AWAY"
-        await eventually(lambda: not here.gateway.is_serving, seconds=1.0)
+        await eventually(lambda: not here.gateway.is_serving, seconds=2.0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(here.stub(channel).Generate(request()))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -232,7 +232,7 @@ def test_a_failure_of_the_decoder_keeps_its_code_and_details(
 @async_test
 async def test_a_gateway_that_is_full_refuses_with_a_retry_hint() -> None:
     """Over its bound a gateway refuses at once, with numbers; a place that comes free is given again."""
-    async with node(max_queue=2) as here, here.channel() as channel:
+    async with node(max_queue=1, max_batch=1) as here, here.channel() as channel:
         here.decoder.gate.clear()
         stub = here.stub(channel)
         held = [asyncio.create_task(collect(stub.Generate(request()))) for _ in range(2)]
