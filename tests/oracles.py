@@ -37,7 +37,7 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 def paged_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: NDArray[np.int32], length: int
 ) -> torch.Tensor:
-    """Attention of one query token [heads, dim] over the first `length` tokens of blocks [blocks, kv_heads, tokens, dim]."""
+    """One query token [heads, dim] over the first `length` tokens of blocks [blocks, kv_heads, tokens, dim]."""
     chosen = torch.from_numpy(table.astype(np.int64))
     k = keys[chosen].transpose(1, 2).flatten(0, 1)[:length]
     v = values[chosen].transpose(1, 2).flatten(0, 1)[:length]

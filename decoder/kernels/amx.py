@@ -5,6 +5,8 @@ tiles and leave float32 sums in memory. The hardware adds the products of one (r
 row's result does not depend on the rows it is computed with. Used only where `available()` says so.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import ctypes
@@ -16,7 +18,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from decoder.kernels.compiled import intrinsic
 
 _SYS_ARCH_PRCTL: Final = 158
 _ARCH_REQ_XCOMP_PERM: Final = 0x1023
@@ -47,7 +50,7 @@ def _pointer(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, _I8.as_pointer())
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+@intrinsic
 def configure(typingctx: Any, address: Any) -> Any:
     """Load the tile configuration at `address` (64 bytes) into the calling thread."""
 
@@ -58,7 +61,7 @@ def configure(typingctx: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+@intrinsic
 def release(typingctx: Any) -> Any:
     """Give the tiles back, so that a context switch need not save them."""
 

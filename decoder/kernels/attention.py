@@ -6,15 +6,17 @@ split keys as in Flash-Decoding 2023). So a chunked prefill, a one-shot prefill 
 A lane is one (token, query head of the group). Slots past a sequence's end are never used in a sum.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call,no-any-return"
+
 from __future__ import annotations
 
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
-from numba.extending import overload
 
 from decoder.kernels import amx, simd, sync
+from decoder.kernels.compiled import inlined_variant, kernel, variant
 from decoder.kernels.frame import (
     ARENA,
     AT_KEYS,
@@ -65,7 +67,7 @@ from decoder.kernels.rows import activation, element_bytes, is_float32, load_val
 _NOTHING: Final = np.float32(-1e30)  # maximum of an empty state; finite, so that no difference is NaN
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _row_address(frame: Any, plane: int, sequence: int, token: int) -> int:
     """Address of the key row of one token; `plane` is the offset of (layer, key head) inside a block."""
     tokens = frame[BLOCK_TOKENS]
@@ -74,7 +76,7 @@ def _row_address(frame: Any, plane: int, sequence: int, token: int) -> int:
     return frame[ARENA] + block * frame[BLOCK_BYTES] + plane + (token % tokens) * frame[ROW_BYTES]
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _sixteen_rows(kernels: Any, frame: Any, plane: int, sequence: int, token: int, end: int, rows: int) -> int:
     """Address of sixteen consecutive rows from `token` (a multiple of 16).
 
@@ -95,7 +97,7 @@ def pack_keys(kernels: Any, rows: int, head_dim: int, target: int) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(pack_keys, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(pack_keys)
 def _pack_keys(kernels: Any, rows: Any, head_dim: Any, target: Any) -> Any:
     if is_amx(kernels):
 
@@ -124,7 +126,7 @@ def pack_values(kernels: Any, rows: int, valid: int, first: int, head_dim: int, 
     raise NotImplementedError("compiled code only")
 
 
-@overload(pack_values, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(pack_values)
 def _pack_values(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any, target: Any, zeros: Any) -> Any:
     if is_amx(kernels):
 
@@ -150,7 +152,7 @@ def _pack_values(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any,
     return plain
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _pack_span(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, count: int, end: int
 ) -> None:
@@ -176,14 +178,14 @@ def key_bytes(kernels: Any) -> int:
     raise NotImplementedError("compiled code only")
 
 
-@overload(key_bytes, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(key_bytes)
 def _key_bytes(kernels: Any) -> Any:
     if is_amx(kernels):
         return lambda kernels: 32
     return lambda kernels: 64
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _four_scores(q: int, stride: int, head_dim: int, keys: int, out: int, out_stride: int, kernels: Any) -> None:
     zero = simd.splat(np.float32(0.0))
     s0, s1, s2, s3 = zero, zero, zero, zero
@@ -199,7 +201,7 @@ def _four_scores(q: int, stride: int, head_dim: int, keys: int, out: int, out_st
     simd.store_floats(out + 3 * out_stride, s3)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _four_outputs(p: int, stride: int, keys: int, values: int, value_stride: int, out: int, out_stride: int) -> None:
     zero = simd.splat(np.float32(0.0))
     o0, o1, o2, o3 = zero, zero, zero, zero
@@ -220,7 +222,7 @@ def splat_element(kernels: Any, base: int, index: int) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(splat_element, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(splat_element)
 def _splat_element(kernels: Any, base: Any, index: Any) -> Any:
     if is_float32(kernels):
         return lambda kernels, base, index: simd.splat(simd.load_float(base + index * 4))
@@ -232,7 +234,7 @@ def scores(kernels: Any, frame: Any, scratch: int, queries: int, lanes: int, key
     raise NotImplementedError("compiled code only")
 
 
-@overload(scores, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(scores)
 def _scores(kernels: Any, frame: Any, scratch: Any, queries: Any, lanes: Any, keys: Any) -> Any:
     if is_amx(kernels):
 
@@ -272,7 +274,7 @@ def store_probability(kernels: Any, base: int, key: int, vector: Any) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(store_probability, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(store_probability)
 def _store_probability(kernels: Any, base: Any, key: Any, vector: Any) -> Any:
     if is_amx(kernels):
         return lambda kernels, base, key, vector: simd.store_weight(base + key * 2, vector)
@@ -284,14 +286,14 @@ def power(kernels: Any, vector: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(power, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(power)
 def _power(kernels: Any, vector: Any) -> Any:
     if is_amx(kernels):
         return lambda kernels, vector: simd.exp2_short(vector)
     return lambda kernels, vector: simd.exp2(vector)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _softmax_row(kernels: Any, row: int, out: int, valid: int, padded: int, scale: float) -> Any:
     """Weights of one lane over its `valid` keys, zero up to `padded`; returns (maximum, sum), base 2."""
     top = simd.splat(_NOTHING)
@@ -323,7 +325,7 @@ def outputs(kernels: Any, frame: Any, scratch: int, lanes: int, keys: int) -> No
     raise NotImplementedError("compiled code only")
 
 
-@overload(outputs, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(outputs)
 def _outputs(kernels: Any, frame: Any, scratch: Any, lanes: Any, keys: Any) -> Any:
     if is_amx(kernels):
 
@@ -357,7 +359,7 @@ def _outputs(kernels: Any, frame: Any, scratch: Any, lanes: Any, keys: Any) -> A
     return plain
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _merge(state: int, head_dim: int, values: int, maximum: float, total: float) -> None:
     """Merge one span of one lane into its state [head_dim sums, maximum, sum]."""
     old_maximum = simd.load_float(state + head_dim * 4)
@@ -373,7 +375,7 @@ def _merge(state: int, head_dim: int, values: int, maximum: float, total: float)
     simd.store_float(state + head_dim * 4 + 4, simd.reduce_max(both))
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _clear(state: int, head_dim: int) -> None:
     for column in range(0, head_dim, 16):
         simd.store_floats(state + column * 4, simd.splat(np.float32(0.0)))
@@ -381,7 +383,7 @@ def _clear(state: int, head_dim: int) -> None:
     simd.store_float(state + head_dim * 4 + 4, np.float32(0.0))
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _store_output(kernels: Any, frame: Any, state: int, row: int, head: int) -> None:
     head_dim = frame[HEAD_DIM]
     inverse = simd.splat(np.float32(1.0) / simd.load_float(state + head_dim * 4 + 4))
@@ -391,7 +393,7 @@ def _store_output(kernels: Any, frame: Any, state: int, row: int, head: int) -> 
         store_values(kernels, target, value)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _attend_span(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, head: int, span: int,
     row: int, rows: int, states: int,
@@ -433,7 +435,7 @@ def _attend_span(
                 _merge(state, head_dim, values, simd.load_float(statistics), total)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
     """This thread's share of one layer: whole prefill items, and single spans of decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
@@ -464,7 +466,7 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
             _store_output(kernels, frame, states + lane * frame[STATE_ROW], row + lane // group, head_index)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def combine(kernels: Any, frame: Any, rank: int, size: int) -> None:
     """Merge the partial states of this thread's decodes, in the order of their spans."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]

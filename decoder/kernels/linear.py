@@ -4,15 +4,17 @@ Weights are packed by column blocks of sixteen (`decoder/models/packing.py`). Th
 of k whatever the number of rows, so a row's result never depends on what shares the step.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call"
+
 from __future__ import annotations
 
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
 
 from decoder.kernels import amx, simd, sync
+from decoder.kernels.compiled import kernel, variant
 from decoder.kernels.frame import ROW_BLOCK, AmxKernels
 from decoder.kernels.rows import activation, is_float32, silu_multiply, store_values
 
@@ -25,7 +27,7 @@ _PANEL_ROWS: Final = 512  # rows whose inputs stay in the second-level cache whi
 
 def is_amx(kernels: Any) -> bool:
     """Whether a numba type is that of the AMX kernels."""
-    return isinstance(kernels, types.BaseNamedTuple) and kernels.instance_class is AmxKernels
+    return getattr(kernels, "instance_class", None) is AmxKernels
 
 
 def block_product(kernels: Any, inputs: int, row: int, rows: int, depth: int, weights: int, sums: int) -> None:
@@ -33,7 +35,7 @@ def block_product(kernels: Any, inputs: int, row: int, rows: int, depth: int, we
     raise NotImplementedError("compiled code only")
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _float32_one_row(a: int, depth: int, w: int, c: int) -> None:
     c0 = simd.splat(np.float32(0.0))
     c1 = simd.splat(np.float32(0.0))
@@ -46,7 +48,7 @@ def _float32_one_row(a: int, depth: int, w: int, c: int) -> None:
     simd.store_floats(c + 64, c1)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _float32_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
     zero = simd.splat(np.float32(0.0))
     c00, c01, c10, c11, c20, c21, c30, c31 = zero, zero, zero, zero, zero, zero, zero, zero
@@ -71,7 +73,7 @@ def _float32_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
     simd.store_floats(c + 448, c31)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _bfloat16_row_pair(a: int, tiles: int, w: int, c: int) -> None:
     # Two rows of one tile column; even and odd k are summed apart, as the AMX and dot-product units pair them.
     zero = simd.splat(np.float32(0.0))
@@ -89,7 +91,7 @@ def _bfloat16_row_pair(a: int, tiles: int, w: int, c: int) -> None:
     simd.store_floats(c + 128, simd.add(e1, o1))
 
 
-@overload(block_product, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(block_product)
 def _block_product(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any) -> Any:
     if is_float32(kernels):
 
@@ -125,7 +127,7 @@ def _block_product(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, w
     return bfloat16
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _finish(kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int, out: int, columns: int) -> None:
     for index in range(rows):
         source = sums + index * 128
@@ -142,7 +144,7 @@ def _finish(kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int
         simd.store_floats(target + 64, second)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def linear(
     kernels: Any, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int, depth: int,
     weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int,

@@ -3,15 +3,17 @@
 A row is touched by one thread alone, and its arithmetic does not depend on other rows.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call"
+
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
 
 from decoder.kernels import simd
+from decoder.kernels.compiled import inlined_variant, kernel
 from decoder.kernels.frame import (
     ARENA,
     BLOCK_BYTES,
@@ -41,7 +43,7 @@ LOG2_E = np.float32(1.4426950408889634)
 
 def is_float32(kernels: Any) -> bool:
     """Whether a numba type is that of the float32 kernels."""
-    return isinstance(kernels, types.BaseNamedTuple) and kernels.instance_class is Float32Kernels
+    return getattr(kernels, "instance_class", None) is Float32Kernels
 
 
 def load_values(kernels: Any, address: int) -> Any:
@@ -49,7 +51,7 @@ def load_values(kernels: Any, address: int) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(load_values, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(load_values)
 def _load_values(kernels: Any, address: Any) -> Any:
     if is_float32(kernels):
         return lambda kernels, address: simd.load_floats(address)
@@ -61,7 +63,7 @@ def store_values(kernels: Any, address: int, vector: Any) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(store_values, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(store_values)
 def _store_values(kernels: Any, address: Any, vector: Any) -> Any:
     if is_float32(kernels):
         return lambda kernels, address, vector: simd.store_floats(address, vector)
@@ -73,7 +75,7 @@ def element_bytes(kernels: Any) -> int:
     raise NotImplementedError("compiled code only")
 
 
-@overload(element_bytes, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(element_bytes)
 def _element_bytes(kernels: Any) -> Any:
     if is_float32(kernels):
         return lambda kernels: 4
@@ -88,7 +90,7 @@ def activation(kernels: Any, base: int, row: int, column: int, columns: int) -> 
     raise NotImplementedError("compiled code only")
 
 
-@overload(activation, strict=False, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined_variant(activation)
 def _activation(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
     if is_float32(kernels):
         return lambda kernels, base, row, column, columns: base + (row * columns + column) * 4
@@ -97,7 +99,7 @@ def _activation(kernels: Any, base: Any, row: Any, column: Any, columns: Any) ->
     )
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> None:
     """Copy one embedding row into the float32 residual."""
     source = table + token * hidden * element_bytes(kernels)
@@ -106,7 +108,7 @@ def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> Non
         simd.store_floats(target + column * 4, vector)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def normalize(
     kernels: Any, source: int, weight: int, hidden: int, epsilon: float, base: int, row: int, columns: int
 ) -> None:
@@ -123,14 +125,14 @@ def normalize(
         store_values(kernels, activation(kernels, base, row, column, columns), value)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def silu_multiply(gate: Any, up: Any) -> Any:
     """silu(gate) * up per lane."""
     power = simd.exp2(simd.mul(gate, simd.splat(-LOG2_E)))
     return simd.mul(simd.div(gate, simd.add(simd.splat(np.float32(1.0)), power)), up)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def rotate(source: int, cosines: int, sines: int, half: int) -> None:
     """Rotate one head in place: the first half against the second (RoFormer, in the half-split order)."""
     if half & 15:
@@ -148,7 +150,7 @@ def rotate(source: int, cosines: int, sines: int, half: int) -> None:
         simd.store_floats(high, simd.add(simd.mul(b, cosine_vector), simd.mul(a, sine_vector)))
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     """Rotate a row's queries and keys, lay its queries out by key head, store its keys and values in its block."""
     head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]

@@ -5,6 +5,9 @@ operation maps to one LLVM instruction or a short fixed sequence: the order of a
 Addresses are plain integers; nothing here checks them.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,9 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
+
+from decoder.kernels.compiled import inlined, intrinsic
 
 LANES: Final = 16
 
@@ -26,14 +31,14 @@ _VI32 = ir.VectorType(_I32, LANES)
 _VF32 = ir.VectorType(_F32, LANES)
 
 
-class FloatVector(types.Type):  # type: ignore[misc]
+class FloatVector(types.Type):
     """Numba type of sixteen float32 lanes."""
 
     def __init__(self) -> None:
         super().__init__(name="float32x16")
 
 
-class IntVector(types.Type):  # type: ignore[misc]
+class IntVector(types.Type):
     """Numba type of sixteen int32 lanes."""
 
     def __init__(self) -> None:
@@ -45,13 +50,13 @@ INTS: Final = IntVector()
 
 
 @register_model(FloatVector)
-class _FloatModel(models.PrimitiveModel):  # type: ignore[misc]
+class _FloatModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _VF32)
 
 
 @register_model(IntVector)
-class _IntModel(models.PrimitiveModel):  # type: ignore[misc]
+class _IntModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _VI32)
 
@@ -258,7 +263,7 @@ transpose_bf16 = _transpose(_emit_load_bf16, _VF32)
 _ROUND: Final = np.float32(12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
 
 
-@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def exp2(x: Any) -> Any:
     """2**x per lane; relative error below 3e-7; x is clamped to [-126, 126]; exp2(0) is exactly one."""
     x = minimum(maximum(x, splat(np.float32(-126.0))), splat(np.float32(126.0)))
@@ -272,7 +277,7 @@ def exp2(x: Any) -> Any:
     return as_floats(add_ints(as_ints(result), shift_left_23(as_ints(shifted))))
 
 
-@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def exp2_short(x: Any) -> Any:
     """2**x per lane for results that are rounded to bfloat16; relative error below 1e-5; exp2(0) is exactly one."""
     x = minimum(maximum(x, splat(np.float32(-126.0))), splat(np.float32(126.0)))

@@ -4,16 +4,22 @@ Reads the step frame (`frame.py`) and nothing else. Counters: one task counter p
 phase, zeroed by the caller before the step.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call"
+
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any, Final
 
+import numba
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import types
 
 from decoder.kernels import amx, simd, sync
 from decoder.kernels.attention import attention, combine
+from decoder.kernels.compiled import cached_entry, kernel, variant
 from decoder.kernels.frame import (
     CONTROL,
     COUNTERS,
@@ -63,7 +69,7 @@ def enter(kernels: Any, frame: Any) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(enter, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(enter)
 def _enter(kernels: Any, frame: Any) -> Any:
     if is_amx(kernels):
         return lambda kernels, frame: amx.configure(frame[TILE_CONFIG])
@@ -75,14 +81,14 @@ def leave(kernels: Any) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(leave, strict=False)  # type: ignore[untyped-decorator,unused-ignore]
+@variant(leave)
 def _leave(kernels: Any) -> Any:
     if is_amx(kernels):
         return lambda kernels: amx.release()
     return lambda kernels: None
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _product(
     kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
     weights: int, columns: int, out: int, out_columns: int,
@@ -96,7 +102,7 @@ def _product(
     sync.barrier(frame[CONTROL], frame[SIZE])
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: int) -> None:
     tokens, hidden, inner = frame[TOKENS], frame[HIDDEN], frame[INNER]
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
@@ -139,7 +145,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     )  # fmt: skip
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def _step(kernels: Any, frame: Any, rank: int) -> None:
     tokens, hidden, size = frame[TOKENS], frame[HIDDEN], frame[SIZE]
     first, last = tokens * rank // size, tokens * (rank + 1) // size
@@ -163,8 +169,14 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
     leave(kernels)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator,unused-ignore]
-def run(kernels: Any, frame: Any, rank: int) -> None:
+def _source_fingerprint() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _run(kernels: Any, frame: Any, rank: int) -> None:
     """Rank 0 runs one step and returns; other ranks serve steps until the team closes."""
     if rank == 0:
         sync.next_generation(frame[CONTROL])
@@ -178,8 +190,11 @@ def run(kernels: Any, frame: Any, rank: int) -> None:
         _step(kernels, frame, rank)
 
 
+# Numba's cache looks at this file alone; the name makes it see a change of any kernel module.
+_run.__qualname__ = f"run_{_source_fingerprint()}"
+run = cached_entry(_run)
+
+
 def compile_for(kernels: Any) -> None:
     """Compile (or load from numba's cache) the step for one kernel set."""
-    import numba
-
     run.compile((numba.typeof(kernels), types.int64[::1], types.int64))

@@ -4,6 +4,9 @@ Invariant: all threads of a team pass the same barriers in the same order. Waiti
 then sleeps in the kernel (futex), because other processes share the CPUs. Workers hold no interpreter lock.
 """
 
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call,no-any-return"
+
 from __future__ import annotations
 
 import platform
@@ -13,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from decoder.kernels.compiled import entry, intrinsic, kernel
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
@@ -52,7 +56,7 @@ fetch_add_int32 = _fetch_add(_I32, types.int32)
 fetch_add_int64 = _fetch_add(_I64, types.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+@intrinsic
 def load_atomic(typingctx: Any, address: Any) -> Any:
     """The int32 at an address, sequentially consistent."""
 
@@ -62,7 +66,7 @@ def load_atomic(typingctx: Any, address: Any) -> Any:
     return types.int32(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+@intrinsic
 def store_atomic(typingctx: Any, address: Any, value: Any) -> Any:
     """Store an int32, sequentially consistent."""
 
@@ -73,7 +77,7 @@ def store_atomic(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+@intrinsic
 def pause(typingctx: Any) -> Any:
     """Tell the CPU that this is a spin loop."""
 
@@ -86,12 +90,12 @@ def pause(typingctx: Any) -> Any:
     return types.void(), generate
 
 
-_syscall = types.ExternalFunction("syscall", types.int64(*([types.int64] * 7)))
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_syscall: Any = types.ExternalFunction("syscall", types.int64(*([types.int64] * 7)))
+_sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 _FUTEX: Final = _SYS_FUTEX.get(platform.machine(), -1)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def wait_while(address: int, value: int, sleepers: int) -> None:
     """Return once the int32 at `address` differs from `value`. `sleepers` counts who may need a wake-up call."""
     for _ in range(_SPINS):
@@ -107,14 +111,14 @@ def wait_while(address: int, value: int, sleepers: int) -> None:
     fetch_add_int32(sleepers, np.int32(-1))
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def wake_all(address: int, sleepers: int) -> None:
     """Wake the threads asleep on `address`; no system call when there are none."""
     if _FUTEX >= 0 and load_atomic(sleepers) > 0:
         _syscall(_FUTEX, address, _FUTEX_WAKE_PRIVATE, 1 << 30, 0, 0, 0)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def barrier(control: int, size: int) -> None:
     """Wait until all `size` threads are here. `control` is the address of the control words."""
     if size == 1:
@@ -128,7 +132,7 @@ def barrier(control: int, size: int) -> None:
         wait_while(control + 4 * PHASE, phase, control + 4 * SLEEPERS)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@kernel
 def await_generation(control: int, seen: int) -> int:
     """Sleep until the generation differs from `seen`; the new generation, or -1 when the team is closed."""
     wait_while(control + 4 * GENERATION, seen, control + 4 * SLEEPERS)
@@ -137,7 +141,7 @@ def await_generation(control: int, seen: int) -> int:
     return load_atomic(control + 4 * GENERATION)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator,unused-ignore]
+@entry
 def next_generation(control: int) -> None:
     """Release the workers for one run."""
     fetch_add_int32(control + 4 * GENERATION, np.int32(1))

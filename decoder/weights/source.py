@@ -122,7 +122,7 @@ class HuggingFaceSource:
                 shard = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InvalidArgument("model", f"{path.name} is not a readable safetensors file: {error}") from error
-            for name in shard.keys():  # noqa: SIM118 - not a dict
+            for name in list(shard.keys()):
                 self._owner[name] = shard
                 self._shapes[name] = tuple(shard.get_slice(name).get_shape())
 

@@ -22,7 +22,7 @@ from tests.decoder.model_rig import (
 from tests.oracles import llama_logits
 
 KERNELS = ("float32", "portable", "auto")
-TOLERANCE = {"float32": 2e-5, "portable": 5e-2, "auto": 5e-2}
+TOLERANCE = {"float32": 1e-4, "portable": 5e-2, "auto": 5e-2}
 SHAPES = {
     "mha": {"heads": 2, "kv_heads": 2, "head_dim": 64},
     "group3": {"heads": 3, "kv_heads": 1, "head_dim": 64},
