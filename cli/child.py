@@ -20,6 +20,7 @@ from cli import leash
 MAX_LOG_BYTES = 16 * 1024 * 1024
 MAX_TAIL_BYTES = 64 * 1024
 LOUD_LEVELS = ("error", "critical")
+PROGRESS = "loading the model: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class LogTail:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
         self._partial = b""
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the log that have been read, or were there before."""
+        return self._offset
 
     def new_lines(self) -> list[str]:
         """Lines added since the last call, at most the last 64 KiB of them."""
@@ -68,8 +74,8 @@ def loud_line(line: str) -> str | None:
     if not isinstance(event, dict):
         return None
     if event.get("event") == "model_loading" and isinstance(event.get("fraction"), int | float):
-        return f"loading the model: {event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
-    if event.get("level") not in LOUD_LEVELS:
+        return f"{PROGRESS}{event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
+    if event.get("level") not in LOUD_LEVELS or event.get("event") == "service_failed":  # an `error: ` line follows it
         return None
     parts = [f"{key}={value}" for key, value in event.items() if key not in _SHOWN_APART]
     return " ".join([str(event.get("event", "error")), *parts])
@@ -84,6 +90,8 @@ class Child:
     def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes], log: Path, tail: LogTail) -> None:
         self.spec = spec
         self.log = log
+        self.spoke = False
+        self._born = tail.offset
         self._process = process
         self._tail = tail
 
@@ -129,12 +137,14 @@ class Child:
             return
 
     def loud_lines(self) -> list[str]:
-        """New error lines of its log."""
-        return [shown for shown in map(loud_line, self._tail.new_lines()) if shown is not None]
+        """New lines of its log that are for the terminal. `spoke` says whether there was an error among them."""
+        shown = [line for line in map(loud_line, self._tail.new_lines()) if line is not None]
+        self.spoke = self.spoke or any(not line.startswith(PROGRESS) for line in shown)
+        return shown
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """The end of its log, to explain an unexpected end."""
+        """The end of what it logged in this life, to explain an unexpected end."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MAX_TAIL_BYTES))
+            file.seek(max(self._born, size - MAX_TAIL_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()[-count:]

@@ -2,9 +2,9 @@
 
 Invariant: nothing starts before the first stage answers SERVING (it makes the credentials and sockets that the others
 need; those start together and find each other); the node is ready when all of it answers SERVING; a child that dies is
-started again after a delay (`cli/restarts.py`) until it has crashed too often, which ends the whole node; nothing it
-started outlives it. One thread: whoever owns the supervisor calls `poll` and gives it the time. It never reads a
-request or a block.
+started again after a delay (`cli/restarts.py`) until it has crashed too often, which ends the whole node, as does a
+child that refuses to start at all; nothing it started outlives it. One thread: whoever owns the supervisor calls
+`poll` and gives it the time. It never reads a request or a block.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class _Slot:
     child: Child | None = None
     restart_at_seconds: float | None = None
     serving: bool = False
+    has_served: bool = False
     next_check_seconds: float = 0.0
 
 
@@ -87,15 +88,15 @@ class Supervisor:
                 self.sleep(POLL_SECONDS)
 
     def poll(self) -> None:
-        """Hear errors, notice deaths and health, start again what is due. CommandError after too many crashes."""
+        """Hear errors, notice deaths and health, start again what is due. CommandError when a child is past help."""
         for slot in self._all():
             if slot.child is None:
                 if slot.restart_at_seconds is not None and self.clock() >= slot.restart_at_seconds:
                     self._start_child(slot)
                 continue
+            status = slot.child.exit_status()
             for line in slot.child.loud_lines():
                 self.announce(f"{slot.spec.name}: {line}")
-            status = slot.child.exit_status()
             if status is not None:
                 self._child_died(slot, slot.child, status)
             elif not slot.serving and self.clock() >= slot.next_check_seconds:
@@ -140,14 +141,18 @@ class Supervisor:
         slot.serving = slot.spec.health_target is None or self.healthy(slot.spec.health_target)
         slot.next_check_seconds = self.clock() + PROBE_PAUSE_SECONDS
         if slot.serving:
+            slot.has_served = True
             self.announce(f"{slot.spec.name} is ready (process {child.pid})")
 
     def _child_died(self, slot: _Slot, child: Child, status: int) -> None:
         slot.child, slot.serving = None, False
         delay = slot.history.next_delay(self.clock())
         self.announce(f"{slot.spec.name} (process {child.pid}) ended: {describe_status(status)}")
-        for line in child.last_lines(5 if delay is not None else 15):
-            self.announce(f"  | {line}")
+        if not child.spoke:
+            for line in child.last_lines():
+                self.announce(f"  | {line}")
+        if status > 0 and not slot.has_served:  # it refused to start, and would again
+            raise CommandError(f"{slot.spec.name} could not start; why stands above. Its log: {child.log}")
         if delay is None:
             raise CommandError(
                 f"{slot.spec.name} ended {self.limits.max_crashes + 1} times within "
@@ -165,6 +170,8 @@ class Supervisor:
             child.kill_group()
         while child.exit_status() is None:  # SIGKILL has been sent; the kernel reaps it soon
             self.sleep(POLL_SECONDS)
+        if status == -signal.SIGTERM and not slot.has_served:
+            return True  # it was still loading and had nothing to drain
         if status != 0:
             what = "was killed" if status is None else f"ended: {describe_status(status)}"
             self.announce(f"{slot.spec.name} {what}")

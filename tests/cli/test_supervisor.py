@@ -33,8 +33,10 @@ CHILD = textwrap.dedent(
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
     note("start")
     open(ready, "w").close()
-    if mode == "crash":
-        print("error: this one always dies", file=sys.stderr)
+    while mode == "crash" and not os.path.exists(ready + ".seen"):
+        time.sleep(0.01)
+    if mode in ("crash", "refuse"):
+        print("this one always dies", file=sys.stderr)
         sys.exit(3)
     while True:
         time.sleep(0.05)
@@ -66,11 +68,18 @@ class Rig:
             self.folder,
             self.said.append,
             limits=limits or RestartLimits(0.02, 0.1, 3, 60.0),
-            healthy=lambda target: Path(target).exists(),
+            healthy=self.is_healthy,
             stopping=lambda: self.asked_to_stop,
         )
         self.made.append(made)
         return made
+
+    def is_healthy(self, target: str) -> bool:
+        """Whether the child has made its file; the child learns that it was seen."""
+        if not Path(target).exists():
+            return False
+        Path(target + ".seen").touch()
+        return True
 
     def events(self) -> list[str]:
         """What the children noted, in order."""
@@ -142,6 +151,15 @@ def test_a_child_that_keeps_dying_ends_the_node_with_its_last_words(rig: Rig) ->
     assert rig.events().count("start decoder-0") == 4
     assert any("this one always dies" in line for line in rig.said)
     assert rig.events()[-1] == "end cachemgr"
+
+
+def test_a_child_that_refuses_to_start_is_not_started_again(rig: Rig) -> None:
+    """A child that ends with an error before it ever was healthy ends the node at once, with its last words."""
+    never = ChildSpec("gateway", rig.spec("gateway", "refuse").command, str(rig.folder / "never"))
+    with pytest.raises(CommandError, match="gateway could not start"):
+        rig.supervisor([never]).start(20.0)
+    assert rig.events() == ["start gateway"]
+    assert any("this one always dies" in line for line in rig.said)
 
 
 def test_waiting_for_health_ends_when_time_is_over(rig: Rig) -> None:
