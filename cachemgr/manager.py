@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from cachemgr import admission, branches, integrity, reports, views
-from cachemgr.blocks import NO_OWNER, BlockState
+from cachemgr import admission, branches, integrity, listing, reports, upkeep
+from cachemgr.blocks import BlockState
 from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.results import Acquired, Branch, CopyPlan, DetachOutcome, Reported, SequenceReport
 from cachemgr.state import CacheState
 from cachemgr.views import BlockView, LeaseView, Page, PrefixView, SessionView, Snapshot
-from common.errors import FailedPrecondition, InvalidArgument
 
 
 class CacheManager:
@@ -69,33 +66,12 @@ class CacheManager:
 
         Raises FailedPrecondition where the session is not attached.
         """
-        state = self._state
-        ended = state.book.session(session)
-        state.revision += 1
-        quarantine = not process_dead
-        leases = list(ended.leases.values())
-        loose = [run for lease in leases for run in state.end_lease(ended, lease, quarantine=quarantine)]
-        loose += [state.let_go(item.blocks, quarantine=quarantine) for item in ended.deferred]
-        loose.append(state.pool.unhold(np.array(sorted(ended.credit), np.intp), quarantine=quarantine))
-        del state.book.sessions[session]
-        blocks = np.concatenate(loose)
-        if quarantine and len(blocks):
-            state.book.quarantine[session] = blocks
-        return DetachOutcome(
-            leases=len(leases),
-            freed_blocks=0 if quarantine else len(blocks),
-            quarantined_blocks=len(blocks) if quarantine else 0,
-        )
+        return upkeep.detach(self._state, session, process_dead=process_dead)
 
     def process_gone(self, session: SessionId) -> int:
         """Frees the quarantine of a session that is over: its process is dead or has acknowledged. Returns how many
         blocks; 0 where there are none, so that repeating it is harmless."""
-        blocks = self._state.book.quarantine.pop(session, None)
-        if blocks is None:
-            return 0
-        self._state.revision += 1
-        self._state.pool.end_quarantine(blocks)
-        return len(blocks)
+        return upkeep.process_gone(self._state, session)
 
     def acquire(
         self,
@@ -189,53 +165,24 @@ class CacheManager:
 
     def credit(self, session: SessionId, wanted: int, now_ns: int) -> BlockArray:
         """Hands up to `wanted` blocks to the session ahead of need (int32), evicting cached ones; perhaps none."""
-        state = self._state
-        holder = state.book.session(session)
-        if wanted < 0:
-            raise InvalidArgument("wanted_blocks", f"is {wanted}; allowed is 0 and more")
-        state.revision += 1
-        return reports.grant_credit(state, holder, wanted)
+        return reports.credit(self._state, session, wanted)
 
     def evict(self, *, num_blocks: int | None = None, tenant: TenantId | None = None, everything: bool = False) -> int:
         """Drops cached blocks, in the order of eviction: at most `num_blocks`, or all of `tenant`, or everything.
         Returns how many. Raises InvalidArgument; FailedPrecondition for `everything` while anything of it is in use."""
-        state = self._state
-        if num_blocks is not None and num_blocks < 1:
-            raise InvalidArgument("num_blocks", f"is {num_blocks}; allowed is 1 and more")
-        if num_blocks is None and tenant is None and not everything:
-            raise InvalidArgument("all", "one of all, tenant and num_blocks must be set")
-        if everything and (state.book.leases or state.pool.num_published > state.pool.num_cached):
-            raise FailedPrecondition("blocks are in use; nothing was dropped", reason="BLOCKS_IN_USE")
-        state.revision += 1
-        count = state.pool.num_cached if num_blocks is None else num_blocks
-        if tenant is None:
-            return state.evict(count)
-        owner = state.known_owner(tenant)
-        return state.evict(count, lambda tree: tree.owner == owner)
+        return upkeep.evict(self._state, num_blocks, tenant, everything=everything)
 
     def purge(self, tenant: TenantId) -> int:
         """Drops a tenant's whole index, also what leases hold: they keep their blocks, and publish nothing any more.
         Returns how many blocks were unlisted."""
-        state = self._state
-        owner = state.known_owner(tenant)
-        if owner == NO_OWNER:
-            return 0
-        state.revision += 1
-        blocks = state.index.remove_owner(owner)
-        state.forget_names(blocks)
-        state.pool.unpublish(blocks)
-        for lease in state.book.leases.values():
-            if lease.owner == owner:
-                lease.num_published = 0
-                lease.store = False
-        return len(blocks)
+        return upkeep.purge(self._state, tenant)
 
     def tick(self, now_ns: int) -> None:
         """Time passes. Nothing in this core ends by itself yet: a lease lives as long as its session."""
 
     def snapshot(self) -> Snapshot:
         """All counters at one moment."""
-        return views.snapshot(self._state)
+        return listing.snapshot(self._state)
 
     def check_integrity(self) -> list[str]:
         """Recounts everything from the tables up; one line for each violation, none where all is well."""
@@ -243,16 +190,16 @@ class CacheManager:
 
     def list_blocks(self, after: int = 0, limit: int = 100, state: BlockState | None = None) -> Page[BlockView]:
         """Blocks by number, after block `after`."""
-        return views.list_blocks(self._state, after, limit, state)
+        return listing.list_blocks(self._state, after, limit, state)
 
     def list_prefixes(self, after: int = 0, limit: int = 100, tenant: TenantId | None = None) -> Page[PrefixView]:
         """Index nodes, parents before children. `after` is the `next_after` of the page before, not a node id."""
-        return views.list_prefixes(self._state, after, limit, tenant)
+        return listing.list_prefixes(self._state, after, limit, tenant)
 
     def list_leases(self, after: int = 0, limit: int = 100) -> Page[LeaseView]:
         """Leases by id."""
-        return views.list_leases(self._state, after, limit)
+        return listing.list_leases(self._state, after, limit)
 
     def list_sessions(self, after: int = 0, limit: int = 100) -> Page[SessionView]:
         """Attached sessions by id."""
-        return views.list_sessions(self._state, after, limit)
+        return listing.list_sessions(self._state, after, limit)

@@ -57,10 +57,19 @@ def report(
     counters.generated_tokens += generated_tokens
     counters.preemptions += preemptions
     session.queued_requests = queued
-    return Reported(replacements, refusals, grant_credit(state, session, wanted), state.revision)
+    return Reported(replacements, refusals, _grant_credit(state, session, wanted), state.revision)
 
 
-def grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
+def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
+    """See `CacheManager.credit`."""
+    session = state.book.session(session_id)
+    if wanted < 0:
+        raise InvalidArgument("wanted_blocks", f"is {wanted}; allowed is 0 and more")
+    state.revision += 1
+    return _grant_credit(state, session, wanted)
+
+
+def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
     """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
     count = min(wanted, state.room)
     if not count:

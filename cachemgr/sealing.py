@@ -59,15 +59,11 @@ def publish_tail(state: CacheState, lease: Lease) -> None:
     lease.num_published = depth + 1
 
 
-def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockRun) -> Replacement | None:
-    """Puts published blocks into the table; the duplicates wait. Branches may share the block that was published."""
+def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockRun) -> Replacement:
+    """Puts published blocks into the table, for its own, which nobody has listed; those wait."""
     first = lease.num_published
     place = slice(first, first + len(existing))
-    own = lease.table[place]
-    differing = own != existing
-    if not differing.any():
-        return None
-    state.pool.hold(existing[differing])
-    session.deferred.append(Deferred(state.revision, lease.lease_id, own[differing]))
+    state.pool.hold(existing)
+    session.deferred.append(Deferred(state.revision, lease.lease_id, lease.table[place].copy()))
     lease.table[place] = existing
     return Replacement(lease.lease_id, first, to_wire(existing))

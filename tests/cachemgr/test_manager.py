@@ -455,6 +455,15 @@ def test_weak_names_collide_and_never_cause_a_wrong_hit() -> None:
     assert strong.manager.snapshot().hash_collisions == 0
 
 
+def test_evicted_names_are_forgotten() -> None:
+    """Only two blocks that are published at once can collide."""
+    rig = Rig(name_bits=100)
+    for _ in range(3):
+        rig.serve(prompt(2 * B + 1))
+        rig.manager.evict(everything=True)
+    assert rig.manager.snapshot().hash_collisions == 0
+
+
 def test_resumed_sequence_is_not_counted_again() -> None:
     """Hits and misses count admitted requests, once."""
     rig = Rig()

@@ -1,0 +1,122 @@
+"""The check of the index: trees, nodes, keys, which block hangs where, and the eviction queue. It changes nothing.
+
+Part of the full check of `integrity.py`. Messages name blocks and nodes by number, never tokens or tenants.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.eviction import count_idle_tail
+from cachemgr.ids import BlockRun, NodeId
+from cachemgr.nodes import Node, Tree
+from cachemgr.state import CacheState
+from common.layout import TOKEN_BYTES
+
+MAX_LISTED: Final = 8  # block numbers that one line names
+
+
+def say(found: list[str], blocks: NDArray[np.bool_] | BlockRun, what: str) -> None:
+    """Adds one line if the mask has a block."""
+    numbers = np.flatnonzero(blocks) if blocks.dtype == np.bool_ else blocks
+    if len(numbers):
+        shown = ", ".join(str(number) for number in numbers[:MAX_LISTED].tolist())
+        found.append(f"{what}: block {shown}{' and more' if len(numbers) > MAX_LISTED else ''}")
+
+
+def check_trees(state: CacheState, found: list[str]) -> NDArray[np.int64]:
+    """Walks every tree. Returns how often each block is listed."""
+    forest, pool = state.index.forest, state.pool
+    listed = np.zeros(pool.num_blocks + 1, np.int64)
+    node_of = np.zeros_like(forest.node_of)
+    reached: set[NodeId] = set()
+    for (owner, root_key), tree in forest.trees.items():
+        if (tree.owner, tree.root_key) != (owner, root_key):
+            found.append("a tree stands under another owner or root than its own")
+        if not tree.root.children and not tree.users:
+            found.append("a tree with neither prefixes nor users is kept")
+        stack = [tree.root]
+        while stack:
+            node = stack.pop()
+            stack += node.children
+            _check_children(state, node, found)
+            if node.parent is None:
+                continue
+            if node.node_id in reached:
+                found.append(f"node {node.node_id} is reached twice")
+                continue
+            reached.add(node.node_id)
+            if forest.nodes.get(node.node_id) is not node:
+                found.append(f"node {node.node_id} is in a tree and not in the register")
+            if _check_blocks(state, tree, node, found):
+                np.add.at(listed, node.blocks, 1)
+                node_of[node.blocks] = node.node_id
+    orphans = [number for number in forest.nodes if number not in reached]
+    if orphans:
+        found.append(f"nodes {orphans[:MAX_LISTED]} are in the register and in no tree")
+    say(found, listed > 1, "listed twice in the index")
+    say(found, node_of != forest.node_of, "the block's node is not the node that lists it")
+    if int(listed.sum()) != pool.num_published:
+        found.append(f"{int(listed.sum())} blocks are listed, {pool.num_published} are counted as published")
+    return listed
+
+
+def check_queue(state: CacheState, found: list[str]) -> None:
+    """Every leaf that could be evicted is queued once, at no higher rank than its own."""
+    forest = state.index.forest
+    entries: dict[NodeId, list[tuple[int, int]]] = {}
+    for priority, last_use, node_id in forest.queue.entries:
+        entries.setdefault(node_id, []).append((priority, last_use))
+    for node in forest.nodes.values():
+        ranks = entries.get(node.node_id, [])
+        if len(ranks) != node.queued:
+            found.append(f"node {node.node_id}: it has {len(ranks)} entries in the eviction queue")
+        if any(rank > (node.priority, node.last_use) for rank in ranks):
+            found.append(f"node {node.node_id}: it is queued above its rank")
+        if not node.queued and not node.children and count_idle_tail(node.blocks, state.pool.references):
+            found.append(f"node {node.node_id}: it could be evicted and is not queued")
+
+
+def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
+    size = state.index.block_bytes
+    name = f"node {node.node_id}"
+    keys = node.children.keys()
+    if keys != [child.edge[:size] for child in node.children]:
+        found.append(f"{name}: the keys are not the first blocks of its children")
+    if any(left >= right for left, right in pairwise(keys)):
+        found.append(f"{name}: the keys are not sorted")
+    if node.tails != sum(child.tail for child in node.children):
+        found.append(f"{name}: the number of tails is wrong")
+    if node.tail and node.children:
+        found.append(f"{name}: a partly filled tail has children")
+    for child in node.children:
+        if child.parent is not node or child.tree is not node.tree:
+            found.append(f"node {child.node_id}: its parent is not the node that has it as a child")
+        if child.start != node.end:
+            found.append(f"node {child.node_id}: it does not start where its parent ends")
+
+
+def _check_blocks(state: CacheState, tree: Tree, node: Node, found: list[str]) -> bool:
+    """Checks the blocks of one node. False where they cannot even be looked up."""
+    pool, size = state.pool, state.index.block_bytes
+    name, blocks, count = f"node {node.node_id}", node.blocks, len(node.edge)
+    if node.tail:
+        fits = len(blocks) == 1 and 0 < count < size and count % TOKEN_BYTES == 0
+    else:
+        fits = len(blocks) > 0 and count == len(blocks) * size
+    if not fits:
+        found.append(f"{name}: the tokens do not fill its blocks")
+    if len(blocks) and (int(blocks.min()) < 1 or int(blocks.max()) > pool.num_blocks):
+        found.append(f"{name}: a block number is outside the pool")
+        return False
+    say(found, blocks[pool.owner[blocks] != tree.owner], f"{name}: of another owner")
+    above = node.parent.blocks[-1:] if node.parent is not None else blocks[:0]
+    if (np.diff(pool.references[np.concatenate((above, blocks))]) > 0).any():
+        found.append(f"{name}: a block has more holders than one before it")
+    places = np.arange(node.start, node.end)
+    say(found, blocks[state.index.forest.position[blocks] != places], f"{name}: not at the place it was published at")
+    return True

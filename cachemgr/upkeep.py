@@ -1,0 +1,77 @@
+"""Upkeep: what ends or drops many things at once. Detach, the end of a quarantine, eviction on demand, purge.
+
+Invariants: a block that a process may still write is not free before that process is known to be gone; nothing that is
+held is dropped from under its holder. Called by `manager.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cachemgr.blocks import NO_OWNER
+from cachemgr.ids import SessionId, TenantId
+from cachemgr.results import DetachOutcome
+from cachemgr.state import CacheState
+from common.errors import FailedPrecondition, InvalidArgument
+
+
+def detach(state: CacheState, session: SessionId, *, process_dead: bool) -> DetachOutcome:
+    """See `CacheManager.detach`."""
+    ended = state.book.session(session)
+    state.revision += 1
+    quarantine = not process_dead
+    leases = list(ended.leases.values())
+    loose = [run for lease in leases for run in state.end_lease(ended, lease, quarantine=quarantine)]
+    loose += [state.let_go(item.blocks, quarantine=quarantine) for item in ended.deferred]
+    loose.append(state.pool.unhold(np.array(sorted(ended.credit), np.intp), quarantine=quarantine))
+    del state.book.sessions[session]
+    blocks = np.concatenate(loose)
+    if quarantine and len(blocks):
+        state.book.quarantine[session] = blocks
+    return DetachOutcome(
+        leases=len(leases),
+        freed_blocks=0 if quarantine else len(blocks),
+        quarantined_blocks=len(blocks) if quarantine else 0,
+    )
+
+
+def process_gone(state: CacheState, session: SessionId) -> int:
+    """See `CacheManager.process_gone`."""
+    blocks = state.book.quarantine.pop(session, None)
+    if blocks is None:
+        return 0
+    state.revision += 1
+    state.pool.end_quarantine(blocks)
+    return len(blocks)
+
+
+def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *, everything: bool) -> int:
+    """See `CacheManager.evict`."""
+    if num_blocks is not None and num_blocks < 1:
+        raise InvalidArgument("num_blocks", f"is {num_blocks}; allowed is 1 and more")
+    if num_blocks is None and tenant is None and not everything:
+        raise InvalidArgument("all", "one of all, tenant and num_blocks must be set")
+    if everything and (state.book.leases or state.pool.num_published > state.pool.num_cached):
+        raise FailedPrecondition("blocks are in use; nothing was dropped", reason="BLOCKS_IN_USE")
+    state.revision += 1
+    count = state.pool.num_cached if num_blocks is None else num_blocks
+    if tenant is None:
+        return state.evict(count)
+    owner = state.known_owner(tenant)
+    return state.evict(count, lambda tree: tree.owner == owner)
+
+
+def purge(state: CacheState, tenant: TenantId) -> int:
+    """See `CacheManager.purge`."""
+    owner = state.known_owner(tenant)
+    if owner == NO_OWNER:
+        return 0
+    state.revision += 1
+    blocks = state.index.remove_owner(owner)
+    state.forget_names(blocks)
+    state.pool.unpublish(blocks)
+    for lease in state.book.leases.values():
+        if lease.owner == owner:
+            lease.num_published = 0
+            lease.store = False
+    return len(blocks)
