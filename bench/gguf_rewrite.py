@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cli.errors import CommandError
 
 _OWN_FIELDS = ("general.architecture", "general.file_type", "general.quantization_version")
-_FILE_TYPE_F32, _FILE_TYPE_F16 = 0, 1
+_FILE_TYPE_F16 = 1
 _LARGEST_FLOAT16 = 65504.0
 
 
@@ -29,8 +29,8 @@ def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
-def rewrite_gguf(source: Path, target: Path, dtype: str) -> None:
-    """Write `source` to `target` with matrices as float32, or as bfloat16 values in float16.
+def rewrite_gguf(source: Path, target: Path) -> None:
+    """Write `source` to `target` with its matrices as bfloat16 values in float16; vectors become float32.
 
     Raises CommandError on a file that cannot be read, or holds a type or value that cannot be unpacked.
     """
@@ -45,14 +45,14 @@ def rewrite_gguf(source: Path, target: Path, dtype: str) -> None:
         kind = field.types[0]
         inner = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), kind, sub_type=inner)
-    writer.add_file_type(_FILE_TYPE_F32 if dtype == "float32" else _FILE_TYPE_F16)
+    writer.add_file_type(_FILE_TYPE_F16)
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         try:
             values = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(shape)
         except NotImplementedError:
             raise CommandError(f"{source.name}: cannot unpack {tensor.tensor_type.name} of {tensor.name}") from None
-        if values.ndim > 1 and dtype != "float32":
+        if values.ndim > 1:
             if not np.abs(values).max(initial=0.0) <= _LARGEST_FLOAT16:
                 raise CommandError(f"{source.name}: {tensor.name} holds a value that float16 cannot")
             writer.add_tensor(tensor.name, round_to_bfloat16(values).astype(np.float16))

@@ -123,17 +123,19 @@ def main(arguments: Sequence[str], worker_command: Sequence[str] | None = None) 
     setting = read_setting(namespace)
     if setting.model.suffix != ".gguf":
         raise CommandError("the yardstick needs a GGUF model, which both engines read", EXIT_USAGE)
+    if setting.dtype != "bfloat16":
+        raise CommandError("the yardstick compares in bfloat16; the other engine reads no float32 weights", EXIT_USAGE)
     config, _ = model_shape(setting)
     command = worker_command or [namespace.yardstick_python, "-I", str(WORKER)]
     with tempfile.TemporaryDirectory(prefix="tessera-yardstick-") as folder:
         try:
             with _open_worker(command) as worker:
                 equal = Path(folder) / "weights.gguf"
-                rewrite_gguf(setting.model, equal, setting.dtype)
+                rewrite_gguf(setting.model, equal)
                 loaded = worker.call(
                     op="load",
                     model=str(equal),
-                    precision="bf16" if setting.dtype == "bfloat16" else "f32",
+                    precision="bf16",
                     cache_gigabytes=namespace.yardstick_cache_gb,
                     batch_tokens=namespace.yardstick_batch_tokens,
                 )

@@ -28,8 +28,7 @@ def main() -> int:
     for line in sys.stdin:
         message = json.loads(line)
         if message["op"] == "load":
-            dtype = "bfloat16" if message["precision"] == "bf16" else "float32"
-            engine = LocalEngine(Setting(Path(message["model"]), dtype, 1, None), 1 << 24, 8)
+            engine = LocalEngine(Setting(Path(message["model"]), "bfloat16", 1, None), 1 << 24, 8)
             _say({"version": "fake", "batch_tokens": 512, "threads": "1", "kv_precision": "bf16"})
         elif message["op"] == "closed_loop" and engine is not None:
             load = engine.closed_loop(message["streams"], message["max_tokens"])
