@@ -64,6 +64,7 @@ from decoder.kernels.frame import (
 from decoder.kernels.linear import is_amx
 from decoder.kernels.rows import activation, element_bytes, is_float32, load_values, store_values
 
+_AHEAD: Final = 32  # keys asked for before they are used
 _NOTHING: Final = np.float32(-1e30)  # maximum of an empty state; finite, so that no difference is NaN
 
 
@@ -153,14 +154,29 @@ def _pack_values(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any,
 
 
 @kernel
+def _prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) -> None:
+    """Ask for sixteen key rows and their value rows, if the sequence has them."""
+    if token >= end or frame[BLOCK_TOKENS] < 16:
+        return
+    address = _row_address(frame, plane, sequence, token)
+    for offset in range(0, 16 * frame[ROW_BYTES], 64):
+        simd.prefetch(address + offset)
+        simd.prefetch(address + frame[VALUE_OFFSET] + offset)
+
+
+@kernel
 def _pack_span(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, count: int, end: int
 ) -> None:
     """Pack `count` keys from `start`, and as many values as lie before the sequence's `end`."""
     head_dim = frame[HEAD_DIM]
     rows = scratch + frame[AT_ROWS]
+    # Rows of one head lie in short runs, too short for the hardware to foresee the next one.
+    for first in range(0, _AHEAD, 16):
+        _prefetch_rows(frame, plane, sequence, start + first, start + count)
     for first in range(0, count, 16):
         token = start + first
+        _prefetch_rows(frame, plane, sequence, token + _AHEAD, start + count)
         keys = _sixteen_rows(kernels, frame, plane, sequence, token, end, rows)
         pack_keys(kernels, keys, head_dim, scratch + frame[AT_KEYS] + (first >> 4) * head_dim * key_bytes(kernels))
         values = _sixteen_rows(kernels, frame, plane + frame[VALUE_OFFSET], sequence, token, end, rows)

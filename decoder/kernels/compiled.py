@@ -15,7 +15,12 @@ from numba import extending
 
 def kernel(function: Any) -> Any:
     """Compile a function that only compiled code calls."""
-    options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+    }
     return numba.njit(**options)(function)
 
 

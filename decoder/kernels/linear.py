@@ -30,8 +30,13 @@ def is_amx(kernels: Any) -> bool:
     return getattr(kernels, "instance_class", None) is AmxKernels
 
 
-def block_product(kernels: Any, inputs: int, row: int, rows: int, depth: int, weights: int, sums: int) -> None:
-    """`rows` rows (at most 32) from `row` (a multiple of 32) by one pair of column blocks, into sums [32, 32]."""
+def block_product(
+    kernels: Any, inputs: int, row: int, rows: int, depth: int, weights: int, sums: int, once: bool
+) -> None:
+    """`rows` rows (at most 32) from `row` (a multiple of 32) by one pair of column blocks, into sums [32, 32].
+
+    `once` says that no other rows follow, so that the weights stream from memory.
+    """
     raise NotImplementedError("compiled code only")
 
 
@@ -92,10 +97,14 @@ def _bfloat16_row_pair(a: int, tiles: int, w: int, c: int) -> None:
 
 
 @variant(block_product)
-def _block_product(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any) -> Any:
+def _block_product(
+    kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+) -> Any:
     if is_float32(kernels):
 
-        def float32(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any) -> None:
+        def float32(
+            kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+        ) -> None:
             a = inputs + row * depth * 4
             if rows == 1:
                 _float32_one_row(a, depth, weights, sums)
@@ -106,18 +115,24 @@ def _block_product(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, w
         return float32
     if is_amx(kernels):
 
-        def tiles(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any) -> None:
+        def tiles(
+            kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+        ) -> None:
             steps = depth >> 5
             wide = steps * 1024
             a = inputs + (row >> 4) * wide
             if rows <= 16:
                 amx.product_1x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
+            elif once:
+                amx.product_2x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
             else:
                 amx.product_2x2(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
 
         return tiles
 
-    def bfloat16(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any) -> None:
+    def bfloat16(
+        kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+    ) -> None:
         steps = depth >> 5
         for part in range(0, rows, 2):
             a = inputs + ((row + part) >> 4) * steps * 1024 + (part & 15) * 64
@@ -166,5 +181,7 @@ def linear(
         for pair in range(first_pair, min(pairs, first_pair + grain)):
             for row in range(first_row, last_row, ROW_BLOCK):
                 here = min(ROW_BLOCK, last_row - row)
-                block_product(kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch)
+                block_product(
+                    kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
+                )
                 _finish(kernels, ending, scratch, row, here, pair, out, columns)

@@ -182,6 +182,14 @@ def _emit_store_weight(builder: Any, address: Any, vector: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
+def _emit_prefetch(builder: Any, address: Any) -> Any:
+    pointer = _pointer(builder, address, ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
 def _emit_store_pairs(builder: Any, address: Any, even: Any, odd: Any) -> Any:
     low = builder.zext(builder.load(_pointer(builder, even, _VI16), align=2), _VI32)
     high = builder.zext(builder.load(_pointer(builder, odd, _VI16), align=2), _VI32)
@@ -254,6 +262,7 @@ splat_bf16 = _operation(FLOATS, (types.int64,), _emit_splat_bf16)
 load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
 store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
 store_weight = _operation(types.void, (types.int64, FLOATS), _emit_store_weight)
+prefetch = _operation(types.void, (types.int64,), _emit_prefetch)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
 # (source, source stride, target, target stride), strides in bytes: sixteen rows of sixteen 32-bit words.
 transpose_words = _transpose(lambda b, a: b.load(_pointer(b, a, _VI32), align=4), _VI32)
@@ -279,12 +288,14 @@ def exp2(x: Any) -> Any:
 
 @inlined
 def exp2_short(x: Any) -> Any:
-    """2**x per lane for results that are rounded to bfloat16; relative error below 1e-5; exp2(0) is exactly one."""
-    x = minimum(maximum(x, splat(np.float32(-126.0))), splat(np.float32(126.0)))
+    """2**x per lane for x up to 126 and results that are rounded to bfloat16.
+
+    The relative error is below 2e-4; exp2_short(0) is exactly one.
+    """
+    x = maximum(x, splat(np.float32(-126.0)))
     shifted = add(x, splat(_ROUND))
     fraction = sub(x, sub(shifted, splat(_ROUND)))
-    result = fma(fraction, splat(np.float32(0.00958286789)), splat(np.float32(0.0559065052)))
-    result = fma(result, fraction, splat(np.float32(0.240240988)))
-    result = fma(result, fraction, splat(np.float32(0.693124184)))
+    result = fma(fraction, splat(np.float32(0.0550086866)), splat(np.float32(0.242211362)))
+    result = fma(result, fraction, splat(np.float32(0.693282998)))
     result = fma(result, fraction, splat(np.float32(1.0)))
     return as_floats(add_ints(as_ints(result), shift_left_23(as_ints(shifted))))

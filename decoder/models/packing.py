@@ -39,7 +39,7 @@ class Memory:
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if self._offset + num_bytes > self._bytes.size:
             raise ValueError(f"{num_bytes} bytes do not fit the weight memory")
-        array = self._bytes[self._offset : self._offset + num_bytes].view(dtype).reshape(shape)
+        array: NDArray[Any] = self._bytes[self._offset : self._offset + num_bytes].view(dtype).reshape(shape)
         self._offset += -(-num_bytes // 64) * 64
         return array
 

@@ -119,7 +119,7 @@ class HuggingFaceSource:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in self._files:
             try:
-                shard = safe_open(str(path), framework="pt")
+                shard: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InvalidArgument("model", f"{path.name} is not a readable safetensors file: {error}") from error
             for name in list(shard.keys()):
