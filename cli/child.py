@@ -20,12 +20,16 @@ from cli import leash
 MAX_LOG_BYTES = 16 * 1024 * 1024
 MAX_TAIL_BYTES = 64 * 1024
 LOUD_LEVELS = ("error", "critical")
+PORT_ALONE = "tcp:"
 PROGRESS = "loading the model: "
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run: `command[0]` is an absolute path. `health_target` is where `grpc.health.v1` tells its state."""
+    """What to run: `command[0]` is an absolute path.
+
+    `health_target` is where `grpc.health.v1` tells its state; behind `tcp:` it is a port that only has to be open.
+    """
 
     name: str
     command: tuple[str, ...]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli.child import ChildSpec
+from cli.child import PORT_ALONE, ChildSpec
 from cli.errors import EXIT_USAGE, CommandError
 from cli.model_store import ModelStore
 from common.config import Options, build_parser, load_options
@@ -46,13 +46,13 @@ class Node:
             command += ["--decoder-index", str(index), "--threads", str(self._threads())]
         return ChildSpec(name, tuple(command), self.health_target(service, index))
 
-    def health_target(self, service: str, index: int = 0) -> str | None:
-        """Where a process answers `grpc.health.v1`; None for a gateway behind TLS, whose trust only clients know."""
+    def health_target(self, service: str, index: int = 0) -> str:
+        """Where a process answers `grpc.health.v1`; of a gateway behind TLS only its port."""
         if service == "cachemgr":
             return unix_target(self.paths.cachemgr_socket)
         if service == "decoder":
             return unix_target(self.paths.decoder_socket(index))
-        return self.options.listen if self.options.tls_cert is None else None
+        return self.options.listen if self.options.tls_cert is None else f"{PORT_ALONE}{self.options.listen}"
 
     def _threads(self) -> int:
         if self.options.threads or self.options.decoders == 1:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.child import Child, ChildSpec
+from cli.child import PORT_ALONE, Child, ChildSpec
 from cli.errors import CommandError
 from cli.probe import check_health
 from cli.restarts import RestartHistory, RestartLimits
@@ -58,7 +59,7 @@ class Supervisor:
     announce: Callable[[str], None]
     limits: RestartLimits = field(default_factory=RestartLimits)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    healthy: Callable[[str], bool] = lambda target: check_health(target, PROBE_TIMEOUT_SECONDS) == "SERVING"
+    healthy: Callable[[str], bool] = lambda target: is_healthy(target)
     stopping: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -176,6 +177,18 @@ class Supervisor:
             what = "was killed" if status is None else f"ended: {describe_status(status)}"
             self.announce(f"{slot.spec.name} {what}")
         return status == 0
+
+
+def is_healthy(target: str) -> bool:
+    """Whether a target answers SERVING; of a `tcp:` target, whether its port is open."""
+    if not target.startswith(PORT_ALONE):
+        return check_health(target, PROBE_TIMEOUT_SECONDS) == "SERVING"
+    host, _, port = target.removeprefix(PORT_ALONE).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def describe_status(status: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from cli.errors import CommandError
 from cli.node import plan_node, sole_supervisor
+from cli.supervisor import is_healthy
 from common.config import Options, build_parser, load_options
 from common.paths import StatePaths
 
@@ -81,8 +83,12 @@ def test_one_supervisor_a_state_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_gateway_behind_tls_has_no_health_target(environ: dict[str, str]) -> None:
-    """The supervisor does not ask a TLS gateway in plain text."""
+def test_a_gateway_behind_tls_is_asked_for_its_port_alone(environ: dict[str, str]) -> None:
+    """The supervisor does not speak plain text to a TLS gateway; it waits until its port is open."""
     plain = plan_node([], environ).stages()[2][0]
     secure = plan_node(["--tls-cert", "c.pem", "--tls-key", "k.pem"], environ).stages()[2][0]
-    assert (plain.health_target, secure.health_target) == ("127.0.0.1:50051", None)
+    assert (plain.health_target, secure.health_target) == ("127.0.0.1:50051", "tcp:127.0.0.1:50051")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert is_healthy(f"tcp:127.0.0.1:{port}")
+    assert not is_healthy(f"tcp:127.0.0.1:{port}")
