@@ -1,9 +1,7 @@
-"""The step loop: take in what came, choose, copy, compute, draw, commit, tell. Owns the order of these in a step.
+"""An engine: a step loop in a thread of its own, and the ways in for everybody else.
 
-Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or writes their targets;
-what a step wrote is reported only after the step has finished; a fault in a step fails the requests of that step, and
-the loop goes on. One thread calls `step` (or `run`); every other method may be called from any thread and only leaves
-word. No socket, no protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
+Invariant: every method but `step` and `run` may be called from any thread and only leaves word; one thread steps.
+Called by the service, the process and benches; it decides nothing (`step_loop.py` does).
 """
 
 from __future__ import annotations
@@ -12,37 +10,14 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
-from common.errors import Internal, ResourceExhausted, TesseraError, Unavailable
-from common.logs import get_logger, where
-from common.tokens import pack_tokens
-from decoder.cache_api import Acquire, Arena, Attached, CacheClient, Event
-from decoder.commit import Committer
-from decoder.inbox import Inbox
-from decoder.intake import Cancel, Consumed, Disconnect, Drain, Intake, Message, Stop, Submit
+from common.errors import TesseraError, Unavailable
+from decoder.cache_api import Arena, Attached, CacheClient, Event
+from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Inbox, Message, Stop, Submit
 from decoder.outputs import Sink
-from decoder.reporting import Reporter
-from decoder.requests import RequestTable
-from decoder.runner import Runner, StepModel
-from decoder.scheduler import Plan, Scheduler
-from decoder.sequence import Request, RequestNumber, Sequence
-
-MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
-RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
-GATHER_NS: Final = 2_000_000  # a step without decodes waits so long for one more admission
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Bounds of the engine. `window_tokens` is how far a sample may run ahead of its reader."""
-
-    max_batch: int = 32
-    chunk_tokens: int = 512
-    max_queue: int = 256
-    window_tokens: int = 256
-    step_delay_seconds: float = 0.0
+from decoder.runner import StepModel
+from decoder.sequence import Request, RequestNumber
+from decoder.step_loop import EngineOptions, StepLoop
 
 
 class Engine:
@@ -60,36 +35,11 @@ class Engine:
     ) -> None:
         self.options = options if options is not None else EngineOptions()
         self._clock_ns = clock_ns
-        self._pause = pause
-        self._model = model
-        self._client = client
-        self._log = get_logger()
         self._inbox: Inbox[Message | Event] = Inbox()
-        self._runner = Runner(self.options.max_batch, self.options.chunk_tokens)
-        self._scheduler = Scheduler(
-            block_tokens=model.layout.block_tokens,
-            num_blocks=0,
-            max_batch=self.options.max_batch,
-            chunk_tokens=self.options.chunk_tokens,
-        )
-        self._requests = RequestTable(self.options.window_tokens)
-        self._reporter = Reporter(model.layout.block_tokens)
-        self._committer = Committer(model, self._scheduler, self._requests, self._reporter)
-        self._intake = Intake(
-            model=model,
-            client=client,
-            scheduler=self._scheduler,
-            requests=self._requests,
-            reporter=self._reporter,
-            committer=self._committer,
-            max_queue=self.options.max_queue,
-            clock_ns=clock_ns,
-        )
+        self._loop = StepLoop(model, client, self.options, self._inbox, clock_ns=clock_ns, pause=pause)
         self._thread: threading.Thread | None = None
-        self._failed_steps = 0
-        self._next_retry_ns = 0
         if arena is not None:
-            self._intake.handle(Attached(1, arena.shape[0] - 1, arena))
+            self._loop.intake.handle(Attached(1, arena.shape[0] - 1, arena))
         client.start(self._inbox.put)
 
     # ---- from any thread
@@ -112,7 +62,7 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse new requests from now on; those that are in go on."""
-        self._intake.is_draining = True
+        self._loop.intake.is_draining = True
         self._inbox.put(Drain())
 
     def stop(self, error: TesseraError | None = None) -> None:
@@ -123,13 +73,12 @@ class Engine:
     def is_serving(self) -> bool:
         """Whether a request that comes now would be served."""
         alive = self._thread is None or self._thread.is_alive()
-        healthy = alive and self._failed_steps < MAX_FAILED_STEPS
-        return healthy and self._intake.session is not None and not self._intake.is_draining
+        return alive and self._loop.is_serving
 
     @property
     def num_requests(self) -> int:
         """Requests that have not ended, as far as the loop has seen them."""
-        return len(self._requests)
+        return len(self._loop.requests)
 
     # ---- the loop
 
@@ -148,149 +97,13 @@ class Engine:
 
     def run(self) -> None:
         """Step until stopped; waits passively while there is nothing to do."""
-        while not self._intake.is_stopped:
+        while not self._loop.intake.is_stopped:
             if not self.step():
-                self._inbox.wait(RETRY_SECONDS if self._scheduler.queue.is_blocked else None)
+                self._inbox.wait(self._loop.idle_seconds)
 
     def step(self) -> bool:
         """One step. False where nothing happened and only word from outside can change that."""
-        try:
-            return self._step()
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not end the process
-            self._recover(error)
-            return True
-        finally:
-            self._requests.deliver()
+        return self._loop.step()
 
-    def _step(self) -> bool:
-        moved = self._drain_inbox()
-        if self._intake.session is None:
-            return moved
-        self._gather()
-        plan = self._scheduler.schedule()
-        self._give_way(plan)
-        self._report(in_need=plan.in_need)
-        self._admit()
-        if plan.has_work:
-            self._compute(plan, self._intake.session)
-        return moved or plan.has_work or bool(plan.preempted or plan.outgrown)
 
-    def _drain_inbox(self) -> bool:
-        moved = False
-        while (message := self._inbox.take()) is not None:
-            self._intake.handle(message)
-            moved = True
-        if self._scheduler.queue.is_blocked and self._clock_ns() >= self._next_retry_ns:
-            self._scheduler.queue.retry()
-        self._run_copies()
-        return moved
-
-    def _gather(self) -> None:
-        # Before a step that no decode waits for, more prompts may join within a moment.
-        deadline_ns = self._clock_ns() + GATHER_NS
-        self._admit()
-        while self._intake.session is not None and self._scheduler.waits_worthwhile:
-            remaining_ns = deadline_ns - self._clock_ns()
-            if remaining_ns <= 0 or not self._inbox.wait(remaining_ns / 1e9):
-                return
-            self._drain_inbox()
-            self._admit()
-
-    def _give_way(self, plan: Plan) -> None:
-        for sequence in plan.preempted:
-            self._reporter.release(sequence)
-            self._reporter.preemptions += 1
-            self._log.debug("sequence_preempted", request_id=sequence.request.request_id, sample=sequence.sample)
-        for sequence, needed in plan.outgrown:
-            usable = self._scheduler.num_blocks
-            error = ResourceExhausted(
-                f"the sequence grew to {needed} blocks; the pool has {usable}",
-                subject="blocks", needed=needed, usable=usable, reason="EXCEEDS_POOL",
-            )  # fmt: skip
-            self._committer.fail_sequence(sequence, error)
-        plan.drop_ended()
-
-    def _report(self, *, in_need: bool) -> None:
-        session = self._intake.session
-        if session is None:
-            return
-        scheduler = self._scheduler
-        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=in_need)
-        report = self._reporter.build(
-            scheduler.running, wanted=wanted, returned=returned, queued=len(scheduler.queue.waiting)
-        )
-        if report is not None:
-            self._client.send(session, report)
-        if len(returned):
-            scheduler.queue.retry()  # it may have been asked back for the head of the queue
-
-    def _admit(self) -> None:
-        session = self._intake.session
-        while session is not None and (sequence := self._scheduler.next_admission()) is not None:
-            if self._reporter.has_releases:
-                self._report(in_need=False)
-            self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
-            request = sequence.request
-            command = Acquire(
-                sequence_id=sequence.sequence_id,
-                grant=request.grant,
-                tokens=pack_tokens(sequence.tokens),
-                request_id=request.request_id,
-                sample=sequence.sample,
-                no_read=request.no_read,
-                no_store=request.no_store,
-                resumed=sequence.admitted,
-                priority=request.cache_priority,
-            )
-            self._client.send(session, command)
-
-    def _run_copies(self) -> None:
-        arena = self._intake.arena
-        if arena is None or not self._intake.copies:
-            return
-        sequences, self._intake.copies = self._intake.copies, []
-        try:
-            self._committer.run_copies(sequences, arena)
-        except Exception as error:  # noqa: BLE001 - fails the requests that needed the copies alone
-            self._step_failed(sequences, error)
-
-    def _compute(self, plan: Plan, session: int) -> None:
-        arena = self._intake.arena
-        if arena is None:
-            return
-        sequences = [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
-        if self.options.step_delay_seconds:
-            self._pause(self.options.step_delay_seconds)
-        try:
-            work = self._runner.build(plan)
-            logits = self._model.forward(work.batch, arena)
-            draws = self._committer.draw(work, logits)
-        except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
-            self._step_failed(sequences, error)
-            return
-        self._failed_steps = 0
-        forks = self._committer.commit(work, draws)
-        if forks:
-            self._report(in_need=False)  # the daemon must know the prompt as computed before it is shared
-            for fork in forks:
-                self._client.send(session, fork)
-
-    # ---- faults
-
-    def _step_failed(self, sequences: list[Sequence], error: Exception) -> None:
-        self._failed_steps += 1
-        self._log.error(
-            "step_failed", error=type(error).__name__, frames=where(error), sequences=len(sequences),
-            failed_steps=self._failed_steps,
-        )  # fmt: skip
-        for sequence in sequences:
-            self._committer.fail_sequence(sequence, Internal("the step that computed this request failed"))
-
-    def _recover(self, error: Exception) -> None:
-        # The books cannot be trusted any more: end everything, and let the daemon take back what the session holds.
-        self._failed_steps += 1
-        self._log.error("loop_failed", error=type(error).__name__, frames=where(error), failed_steps=self._failed_steps)
-        session = self._intake.session
-        self._intake.lose_session(Internal("an internal error ended this request; the operator's log has it"))
-        if session is not None:
-            self._client.abandon(session)
+__all__ = ["Engine", "EngineOptions"]

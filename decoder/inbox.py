@@ -1,4 +1,4 @@
-"""The one way into the engine from other threads. Owns the order of what comes in.
+"""The one way into the engine from other threads, and what others may say to it. Owns the order of what comes in.
 
 Invariant: nothing is lost or reordered, and a waiting engine wakes for each item. `put` never blocks, so that it may be
 called from an event loop.
@@ -8,9 +8,63 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from common.errors import TesseraError
+from decoder.outputs import Sink
+from decoder.sequence import Request, RequestNumber
+
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request, with the time it came."""
+
+    request: Request
+    sink: Sink
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request, or one sample of it."""
+
+    sink: Sink
+    number: RequestNumber
+    sample: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """How far a request's client has read."""
+
+    sink: Sink
+    number: RequestNumber
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """A sink is gone."""
+
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """No new requests from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End everything with an error."""
+
+    error: TesseraError
+
+
+Message = Submit | Cancel | Consumed | Disconnect | Drain | Stop
 
 
 class Inbox(Generic[Item]):

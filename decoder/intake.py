@@ -7,7 +7,6 @@ the books are whole. Called by the engine's thread between steps; it computes no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from common.errors import Aborted, AlreadyExists, Internal, ResourceExhausted, TesseraError, Unavailable
 from common.logs import get_logger
@@ -28,64 +27,17 @@ from decoder.cache_api import (
     Reported,
 )
 from decoder.commit import Committer
-from decoder.outputs import Sink
+from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel
 from decoder.scheduler import Scheduler
-from decoder.sequence import Request, RequestNumber, Sequence, SequenceState
+from decoder.sequence import Sequence, SequenceState
 
 RETRY_HINT_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A new request, with the time it came."""
-
-    request: Request
-    sink: Sink
-    arrived_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request, or one sample of it."""
-
-    sink: Sink
-    number: RequestNumber
-    sample: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Consumed:
-    """How far a request's client has read."""
-
-    sink: Sink
-    number: RequestNumber
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """A sink is gone."""
-
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """No new requests from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End everything with an error."""
-
-    error: TesseraError
-
-
 _SESSION_EVENTS = (Acquired, AcquireRefused, Reported, Forked, CreditGranted, CreditReclaimed)
-Message = Submit | Cancel | Consumed | Disconnect | Drain | Stop
 
 
 class Intake:

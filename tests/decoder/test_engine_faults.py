@@ -9,9 +9,9 @@ import pytest
 
 from common.errors import Internal, PermissionDenied, ResourceExhausted, Unavailable
 from decoder.cache_api import Acquire, AcquireRefused, Attached, Command, Lost, Reported
-from decoder.engine import MAX_FAILED_STEPS
 from decoder.inprocess import InProcessClient
 from decoder.sequence import LeaseId
+from decoder.step_loop import MAX_FAILED_STEPS
 from tests.decoder.rig import Node, RecallModel, greedy_oracle, prompt_of, request
 
 
@@ -146,7 +146,7 @@ def test_a_lost_session_fails_what_runs_and_what_waits() -> None:
     node = Node(max_batch=1)
     client = Watched(node.manager, node.session, tenant="acme", root=bytes(32))
     client.start(node.engine._inbox.put)
-    node.engine._client = node.engine._intake._client = client
+    node.engine._loop._client = node.engine._loop.intake._client = client
     for number in range(3):
         node.submit(request(number, prompt_of(6, seed=number), max_tokens=50))
     node.step(4)
@@ -199,7 +199,7 @@ def test_a_refused_acquire_fails_its_request_and_the_queue_moves(error: Any) -> 
     node = Node()
     client = Refusing(node.manager, node.session, tenant="acme", root=bytes(32))
     client.start(node.engine._inbox.put)
-    node.engine._client = node.engine._intake._client = client
+    node.engine._loop._client = node.engine._loop.intake._client = client
     node.submit(request(1, prompt_of(6), num_samples=2, temperature=1.0))
     node.submit(request(2, prompt_of(7)))
     node.finish(1, 2)
@@ -212,7 +212,7 @@ def test_the_step_delay_is_inside_every_step() -> None:
     """The knob waits once for each step that computes, and nowhere else."""
     waits: list[float] = []
     node = Node(step_delay_seconds=0.25)
-    node.engine._pause = waits.append
+    node.engine._loop._pause = waits.append
     node.submit(request(1, prompt_of(6), max_tokens=5))
     node.finish(1)
     assert waits == [0.25] * 5

@@ -78,7 +78,7 @@ def test_two_decoders_on_one_pool_both_finish() -> None:
         assert not first.manager.check_integrity()
         if all(node.sink.done(number) for node in nodes for number in range(3)):
             break
-        first.engine._next_retry_ns = second.engine._next_retry_ns = 0  # time passes
+        first.engine._loop._next_retry_ns = second.engine._loop._next_retry_ns = 0  # time passes
     for node in nodes:
         for number in range(3):
             assert node.sink.tokens[number, 0] == greedy_oracle(shared + prompt_of(3, seed=number), 25)
@@ -172,7 +172,7 @@ def test_whatever_happens_every_request_ends_as_if_alone(seed: int) -> None:
     """Random loads on small pools, late answers, cancels, slow readers: all end, all equal solo, nothing is held."""
     chance = random.Random(seed)
     node = Node(
-        num_blocks=chance.choice((10, 16, 30)),
+        num_blocks=chance.choice((11, 16, 30)),
         max_batch=chance.choice((2, 4, 8)),
         chunk_tokens=chance.choice((16, 24, 64)),
         window_tokens=chance.choice((3, 8, 1000)),
@@ -213,7 +213,7 @@ def test_whatever_happens_every_request_ends_as_if_alone(seed: int) -> None:
     for _ in range(3000):
         act()
         node.step()
-        node.engine._next_retry_ns = 0  # time passes
+        node.engine._loop._next_retry_ns = 0  # time passes
         assert not node.manager.check_integrity()
         if not waiting and all(node.sink.done(item.number) for item in items):
             break

@@ -1,0 +1,240 @@
+"""The step loop: take in what came, choose, copy, compute, draw, commit, tell. Owns the order of these in a step.
+
+Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or writes their targets;
+what a step wrote is reported only after the step has finished; a fault in a step fails the requests of that step, and
+the loop goes on. Called by one thread, which `decoder/engine.py` runs. No socket, no protobuf: the cache manager is
+behind `CacheClient`, gateways behind `Sink`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import Internal, ResourceExhausted
+from common.logs import get_logger, where
+from common.tokens import pack_tokens
+from decoder.cache_api import Acquire, CacheClient, Event
+from decoder.commit import Committer
+from decoder.inbox import Inbox, Message
+from decoder.intake import Intake
+from decoder.reporting import Reporter
+from decoder.requests import RequestTable
+from decoder.runner import Runner, StepModel
+from decoder.scheduler import Plan, Scheduler
+from decoder.sequence import Sequence
+
+MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
+RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
+GATHER_NS: Final = 2_000_000  # a step without decodes waits so long for one more admission
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Bounds of the engine. `window_tokens` is how far a sample may run ahead of its reader."""
+
+    max_batch: int = 32
+    chunk_tokens: int = 512
+    max_queue: int = 256
+    window_tokens: int = 256
+    step_delay_seconds: float = 0.0
+
+
+class StepLoop:
+    """Everything that one engine thread works on. `inbox` is the only way in from other threads."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        client: CacheClient,
+        options: EngineOptions,
+        inbox: Inbox[Message | Event],
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.options = options
+        self.failed_steps = 0
+        self._clock_ns = clock_ns
+        self._pause = pause
+        self._model = model
+        self._client = client
+        self._log = get_logger()
+        self._inbox = inbox
+        self._runner = Runner(options.max_batch, options.chunk_tokens)
+        self._scheduler = Scheduler(
+            block_tokens=model.layout.block_tokens,
+            num_blocks=0,
+            max_batch=options.max_batch,
+            chunk_tokens=options.chunk_tokens,
+        )
+        self.requests = RequestTable(options.window_tokens)
+        self._reporter = Reporter(model.layout.block_tokens)
+        self._committer = Committer(model, self._scheduler, self.requests, self._reporter)
+        self.intake = Intake(
+            model=model,
+            client=client,
+            scheduler=self._scheduler,
+            requests=self.requests,
+            reporter=self._reporter,
+            committer=self._committer,
+            max_queue=options.max_queue,
+            clock_ns=clock_ns,
+        )
+        self._next_retry_ns = 0
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request that comes now would be served."""
+        healthy = self.failed_steps < MAX_FAILED_STEPS
+        return healthy and self.intake.session is not None and not self.intake.is_draining
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long the loop may wait for word after a step in which nothing happened; None is for ever."""
+        return RETRY_SECONDS if self._scheduler.queue.is_blocked else None
+
+    def step(self) -> bool:
+        """One step. False where nothing happened and only word from outside can change that."""
+        try:
+            return self._step()
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not end the process
+            self._recover(error)
+            return True
+        finally:
+            self.requests.deliver()
+
+    def _step(self) -> bool:
+        moved = self._drain_inbox()
+        if self.intake.session is None:
+            return moved
+        self._gather()
+        plan = self._scheduler.schedule()
+        self._give_way(plan)
+        self._report(in_need=plan.in_need)
+        self._admit()
+        if plan.has_work:
+            self._compute(plan, self.intake.session)
+        return moved or plan.has_work or bool(plan.preempted or plan.outgrown)
+
+    def _drain_inbox(self) -> bool:
+        moved = False
+        while (message := self._inbox.take()) is not None:
+            self.intake.handle(message)
+            moved = True
+        if self._scheduler.queue.is_blocked and self._clock_ns() >= self._next_retry_ns:
+            self._scheduler.queue.retry()
+        self._run_copies()
+        return moved
+
+    def _gather(self) -> None:
+        # Before a step that no decode waits for, more prompts may join within a moment.
+        deadline_ns = self._clock_ns() + GATHER_NS
+        self._admit()
+        while self.intake.session is not None and self._scheduler.waits_worthwhile:
+            remaining_ns = deadline_ns - self._clock_ns()
+            if remaining_ns <= 0 or not self._inbox.wait(remaining_ns / 1e9):
+                return
+            self._drain_inbox()
+            self._admit()
+
+    def _give_way(self, plan: Plan) -> None:
+        for sequence in plan.preempted:
+            self._reporter.release(sequence)
+            self._reporter.preemptions += 1
+            self._log.debug("sequence_preempted", request_id=sequence.request.request_id, sample=sequence.sample)
+        for sequence, needed in plan.outgrown:
+            usable = self._scheduler.num_blocks
+            error = ResourceExhausted(
+                f"the sequence grew to {needed} blocks; the pool has {usable}",
+                subject="blocks", needed=needed, usable=usable, reason="EXCEEDS_POOL",
+            )  # fmt: skip
+            self._committer.fail_sequence(sequence, error)
+        plan.drop_ended()
+
+    def _report(self, *, in_need: bool) -> None:
+        session = self.intake.session
+        if session is None:
+            return
+        scheduler = self._scheduler
+        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=in_need)
+        report = self._reporter.build(
+            scheduler.running, wanted=wanted, returned=returned, queued=len(scheduler.queue.waiting)
+        )
+        if report is not None:
+            self._client.send(session, report)
+        if len(returned):
+            scheduler.queue.retry()  # it may have been asked back for the head of the queue
+
+    def _admit(self) -> None:
+        session = self.intake.session
+        while session is not None and (sequence := self._scheduler.next_admission()) is not None:
+            if self._reporter.has_releases:
+                self._report(in_need=False)
+            self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
+            request = sequence.request
+            command = Acquire(
+                sequence_id=sequence.sequence_id,
+                grant=request.grant,
+                tokens=pack_tokens(sequence.tokens),
+                request_id=request.request_id,
+                sample=sequence.sample,
+                no_read=request.no_read,
+                no_store=request.no_store,
+                resumed=sequence.admitted,
+                priority=request.cache_priority,
+            )
+            self._client.send(session, command)
+
+    def _run_copies(self) -> None:
+        arena = self.intake.arena
+        if arena is None or not self.intake.copies:
+            return
+        sequences, self.intake.copies = self.intake.copies, []
+        try:
+            self._committer.run_copies(sequences, arena)
+        except Exception as error:  # noqa: BLE001 - fails the requests that needed the copies alone
+            self._step_failed(sequences, error)
+
+    def _compute(self, plan: Plan, session: int) -> None:
+        arena = self.intake.arena
+        if arena is None:
+            return
+        sequences = [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
+        if self.options.step_delay_seconds:
+            self._pause(self.options.step_delay_seconds)
+        try:
+            work = self._runner.build(plan)
+            logits = self._model.forward(work.batch, arena)
+            draws = self._committer.draw(work, logits)
+        except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
+            self._step_failed(sequences, error)
+            return
+        self.failed_steps = 0
+        forks = self._committer.commit(work, draws)
+        if forks:
+            self._report(in_need=False)  # the daemon must know the prompt as computed before it is shared
+            for fork in forks:
+                self._client.send(session, fork)
+
+    # ---- faults
+
+    def _step_failed(self, sequences: list[Sequence], error: Exception) -> None:
+        self.failed_steps += 1
+        self._log.error(
+            "step_failed", error=type(error).__name__, frames=where(error), sequences=len(sequences),
+            failed_steps=self.failed_steps,
+        )  # fmt: skip
+        for sequence in sequences:
+            self._committer.fail_sequence(sequence, Internal("the step that computed this request failed"))
+
+    def _recover(self, error: Exception) -> None:
+        # The books cannot be trusted any more: end everything, and let the daemon take back what the session holds.
+        self.failed_steps += 1
+        self._log.error("loop_failed", error=type(error).__name__, frames=where(error), failed_steps=self.failed_steps)
+        session = self.intake.session
+        self.intake.lose_session(Internal("an internal error ended this request; the operator's log has it"))
+        if session is not None:
+            self._client.abandon(session)
