@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import threading
 import time
@@ -70,9 +69,7 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
         )
         await _run(options, model, target, service, health, stop)
     finally:
-        await server.stop(grace=1.0)
-        with contextlib.suppress(FileNotFoundError):
-            paths.decoder_socket(options.decoder_index).unlink()
+        await server.stop(grace=1.0)  # removes the socket file, too
 
 
 async def _run(

@@ -194,6 +194,18 @@ def test_an_operation_that_is_lost_ends_the_session_and_a_new_one_serves(operati
     run(body, faults=Faults(drop_message={operation: 1}))
 
 
+def test_an_allocation_that_fails_once_is_tried_again() -> None:
+    """A pool that says full although nothing runs is asked again by itself: the request is served a moment later."""
+
+    async def body(rig: Rig) -> None:
+        async with decoding(rig) as decoder:
+            await decoder.submit(rig, 1, prompt_of(9))
+            await decoder.done(1)
+            assert decoder.sink.tokens.get((1, 0)) == greedy_oracle(prompt_of(9), 8), decoder.sink.failed
+
+    run(body, faults=Faults(fail_allocation=1))
+
+
 def test_the_operator_ends_a_request_through_the_daemon() -> None:
     """AbortRequest finds a running request in the decoder and ends it with ABORTED; an unknown one is NOT_FOUND."""
 
