@@ -312,28 +312,38 @@ def _power(kernels: Any, vector: Any) -> Any:
 @kernel
 def _softmax_row(kernels: Any, row: int, out: int, valid: int, padded: int, scale: float) -> Any:
     """Weights of one lane over its `valid` keys, zero up to `padded`; returns (maximum, sum), base 2."""
-    top = simd.splat(_NOTHING)
-    full = valid & ~15
-    for key in range(0, full, 16):
+    # Two chains of maxima and sums, because one would wait for its own last result.
+    top, other_top = simd.splat(_NOTHING), simd.splat(_NOTHING)
+    full, even = valid & ~15, valid & ~31
+    for key in range(0, even, 32):
         top = simd.maximum(simd.load_floats(row + key * 4), top)
+        other_top = simd.maximum(simd.load_floats(row + key * 4 + 64), other_top)
+    if even < full:
+        top = simd.maximum(simd.load_floats(row + even * 4), top)
     rest = valid - full
     if rest:
-        top = simd.maximum(simd.keep_first(simd.load_floats(row + full * 4), rest, _NOTHING), top)
-    maximum = simd.reduce_max(top) * np.float32(scale)
+        other_top = simd.maximum(simd.keep_first(simd.load_floats(row + full * 4), rest, _NOTHING), other_top)
+    maximum = simd.reduce_max(simd.maximum(top, other_top)) * np.float32(scale)
     factor, shift = simd.splat(np.float32(scale)), simd.splat(-maximum)
-    total = simd.splat(np.float32(0.0))
-    for key in range(0, full, 16):
+    total, other_total = simd.splat(np.float32(0.0)), simd.splat(np.float32(0.0))
+    for key in range(0, even, 32):
         weight = power(kernels, simd.fma(simd.load_floats(row + key * 4), factor, shift))
-        total = simd.add(total, weight)
+        other_weight = power(kernels, simd.fma(simd.load_floats(row + key * 4 + 64), factor, shift))
+        total, other_total = simd.add(total, weight), simd.add(other_total, other_weight)
         store_probability(kernels, out, key, weight)
+        store_probability(kernels, out, key + 16, other_weight)
+    if even < full:
+        weight = power(kernels, simd.fma(simd.load_floats(row + even * 4), factor, shift))
+        total = simd.add(total, weight)
+        store_probability(kernels, out, even, weight)
     if rest:
         weight = power(kernels, simd.fma(simd.load_floats(row + full * 4), factor, shift))
         weight = simd.keep_first(weight, rest, np.float32(0.0))
-        total = simd.add(total, weight)
+        other_total = simd.add(other_total, weight)
         store_probability(kernels, out, full, weight)
     for key in range((valid + 15) & ~15, padded, 16):
         store_probability(kernels, out, key, simd.splat(np.float32(0.0)))
-    return maximum, simd.reduce_add(total)
+    return maximum, simd.reduce_add(simd.add(total, other_total))
 
 
 def outputs(kernels: Any, frame: Any, scratch: int, lanes: int, keys: int) -> None:
@@ -380,6 +390,13 @@ def _merge(state: int, head_dim: int, values: int, maximum: float, total: float)
     """Merge one span of one lane into its state [head_dim sums, maximum, sum]."""
     old_maximum = simd.load_float(state + head_dim * 4)
     old_total = simd.load_float(state + head_dim * 4 + 4)
+    if old_total == np.float32(0.0):
+        # Nothing to merge with: what the sums below would give, without their cost.
+        for column in range(0, head_dim, 16):
+            simd.store_floats(state + column * 4, simd.load_floats(values + column * 4))
+        simd.store_float(state + head_dim * 4, np.float32(maximum))
+        simd.store_float(state + head_dim * 4 + 4, np.float32(total))
+        return
     top = max(old_maximum, maximum)
     keep = simd.exp2(simd.splat(np.float32(old_maximum - top)))
     take = simd.exp2(simd.splat(np.float32(maximum - top)))
@@ -432,9 +449,13 @@ def _attend_span(
             continue
         padded = (keys + 31) & ~31
         scores(kernels, frame, scratch, queries + first * head_dim * element_bytes(kernels), here, keys)
+        token, member = row + first // group, first % group
         for lane in range(here):
-            position = np.int64(simd.load_int32(frame[POSITIONS] + (row + (first + lane) // group) * 4))
+            position = np.int64(simd.load_int32(frame[POSITIONS] + token * 4))
             valid = min(SPAN, max(0, position + 1 - start))
+            member += 1
+            if member == group:
+                token, member = token + 1, 0
             source = scratch + frame[AT_SCORES] + lane * frame[SCORE_ROW]
             target = scratch + frame[AT_WEIGHTS] + lane * frame[WEIGHT_ROW]
             maximum, total = _softmax_row(kernels, source, target, valid, padded, scale)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import gguf
 import numpy as np
@@ -23,6 +24,14 @@ from decoder.models.config import ModelConfig, config_from_gguf, config_from_hug
 
 FloatArray = NDArray[np.float32]
 _READ_BYTES = 1 << 20
+
+_LONG_ARRAY: Final = 256
+_SCALAR_BYTES: Final[dict[int, int]] = {
+    gguf.GGUFValueType.INT8: 1,
+    gguf.GGUFValueType.INT32: 4,
+    gguf.GGUFValueType.UINT32: 4,
+    gguf.GGUFValueType.FLOAT32: 4,
+}
 
 _GGUF_NAMES = {
     "attn_norm": "input_layernorm",
@@ -65,14 +74,35 @@ def hash_files(paths: Iterable[Path]) -> bytes:
     return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
+class _Reader(gguf.GGUFReader):  # type: ignore[misc,unused-ignore]
+    """A GGUF reader that steps over long arrays: the vocabulary is large and not the model's business."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type != gguf.GGUFValueType.ARRAY or self.byte_order == "S":
+            return super()._get_field_parts(orig_offs, raw_type)
+        raw: Any = self.data
+        data = memoryview(raw)
+        kind, count = struct.unpack_from("<IQ", data, orig_offs)
+        size = _SCALAR_BYTES.get(kind)
+        end = orig_offs + 12
+        if count < _LONG_ARRAY or (size is None and kind != gguf.GGUFValueType.STRING):
+            return super()._get_field_parts(orig_offs, raw_type)
+        if size is not None:
+            end += count * size
+        else:
+            for _ in range(count):
+                end += 8 + struct.unpack_from("<Q", data, end)[0]
+        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
+
+
 class GgufSource:
     """A GGUF file of the llama architecture; quantised tensors are dequantised."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, OSError) as error:
+            self._reader = _Reader(path)
+        except (ValueError, IndexError, OSError, KeyError, struct.error) as error:
             raise InvalidArgument("model", f"{path.name} is not a readable GGUF file: {error}") from error
         self._tensors = {_from_gguf_name(tensor.name): tensor for tensor in self._reader.tensors}
         embedding = self._tensors.get("model.embed_tokens.weight")
@@ -89,7 +119,7 @@ class GgufSource:
     def read(self, name: str) -> FloatArray:
         tensor = self._tensors[name]
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type)
         except NotImplementedError as error:
             raise refuse(f"tensor {name}", tensor.tensor_type.name, "a type the gguf package dequantises") from error
         array = np.ascontiguousarray(values, dtype=np.float32).reshape(self.shapes()[name])
