@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from cli.client import DEFAULT_ENDPOINT
 from cli.errors import CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor
@@ -95,7 +97,10 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
     """What runs, where it answers and how to call it."""
     options, paths = node.options, node.paths
     command = "tessera" if shutil.which("tessera") else sys.argv[0]
-    where = "" if options.listen == "127.0.0.1:50051" else f" --endpoint {options.listen}"
+    endpoint = callable_address(options.listen, secure=options.tls_cert is not None)
+    where = "" if endpoint == DEFAULT_ENDPOINT else f" --endpoint {endpoint}"
+    if options.tls_cert is not None:
+        where += f" --tls-ca {options.tls_cert}"
     state = f" --state-dir {paths.state_dir}" if options.state_dir != default_state_dir(os.environ) else ""
     scheme = "TLS" if options.tls_cert is not None else "plaintext"
     lines = [
@@ -109,9 +114,9 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
         f"  {command} generate{where}{state} 'Why is the sky blue?'",
         f"  {command} chat{where}{state}",
         f"  {command} admin snapshot{state}",
-        f"  {grpcurl_line(options.listen, str(paths.default_key), secure=options.tls_cert is not None)}",
+        f"  {grpcurl_line(endpoint, str(paths.default_key), options.tls_cert)}",
         "\nin Python",
-        *(f"  {line}" for line in python_lines(options.listen, str(paths.default_key))),
+        *(f"  {line}" for line in python_lines(endpoint, str(paths.default_key), options.tls_cert)),
         "\nCtrl-C drains and stops",
     ]
     if show_key:
@@ -122,21 +127,32 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
     return "\n".join(lines)
 
 
-def grpcurl_line(listen: str, key_file: str, *, secure: bool) -> str:
+def callable_address(listen: str, *, secure: bool) -> str:
+    """Where a client on this machine finds a listener: names of every interface become this one's."""
+    host, _, port = listen.rpartition(":")
+    everywhere = host in ("0.0.0.0", "[::]", "")
+    return f"{'localhost' if secure else '127.0.0.1'}:{port}" if everywhere else listen
+
+
+def grpcurl_line(listen: str, key_file: str, tls_cert: Path | None = None) -> str:
     """A grpcurl call that works through reflection."""
-    plain = "" if secure else "-plaintext "
+    plain = "-plaintext " if tls_cert is None else f"-cacert {tls_cert} "
     body = '{"text": "The sky is", "stopping": {"max_tokens": 16}}'
     header = f'-H "authorization: Bearer $(cat {key_file})"'
     return f"grpcurl {plain}{header} -d '{body}' {listen} tessera.inference.v1.InferenceService/Generate"
 
 
-def python_lines(listen: str, key_file: str) -> list[str]:
+def python_lines(listen: str, key_file: str, tls_cert: Path | None = None) -> list[str]:
     """A client on plain grpcio."""
+    channel = f"grpc.insecure_channel({listen!r})"
+    if tls_cert is not None:
+        trust = f"grpc.ssl_channel_credentials(open({str(tls_cert)!r}, 'rb').read())"
+        channel = f"grpc.secure_channel({listen!r}, {trust})"
     return [
         "import grpc",
         "from tessera.inference.v1 import inference_pb2 as pb, inference_pb2_grpc as rpc",
         f"key = open({key_file!r}).read().strip()",
-        f"stub = rpc.InferenceServiceStub(grpc.insecure_channel({listen!r}))",
+        f"stub = rpc.InferenceServiceStub({channel})",
         'request = pb.GenerateRequest(text="The sky is", stopping=pb.Stopping(max_tokens=16))',
         'for answer in stub.Generate(request, metadata=[("authorization", f"Bearer {key}")]):',
         '    print(answer.delta.text, end="", flush=True)',

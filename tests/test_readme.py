@@ -79,13 +79,14 @@ def parse_grpcurl(line: str) -> tuple[str, str, Any]:
 def test_the_grpcurl_lines_name_what_there_is() -> None:
     """The call of the first page and the one that `tessera up` prints fit the contract and carry the credential."""
     (shown,) = [block for block in code_blocks("sh") if block.startswith("grpcurl")]
-    for line in (shown, grpcurl_line("127.0.0.1:50051", "/k", secure=False)):
+    for line in (shown, grpcurl_line("127.0.0.1:50051", "/k")):
         header, method, request = parse_grpcurl(line)
         assert header.startswith("authorization: Bearer $(cat ")
         assert method == "Generate"
         assert request.text
         assert "-plaintext" in line
-    assert "-plaintext" not in grpcurl_line("h:1", "/k", secure=True)
+    assert "-plaintext" not in grpcurl_line("h:1", "/k", Path("/c.pem"))
+    assert "-cacert /c.pem" in grpcurl_line("h:1", "/k", Path("/c.pem"))
 
 
 def test_every_command_and_option_of_the_first_page_exists() -> None:

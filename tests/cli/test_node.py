@@ -11,6 +11,7 @@ import pytest
 from cli.errors import CommandError
 from cli.node import plan_node, sole_supervisor
 from cli.supervisor import is_healthy
+from cli.up import callable_address
 from common.config import Options, build_parser, load_options
 from common.paths import StatePaths
 
@@ -81,6 +82,20 @@ def test_one_supervisor_a_state_directory(tmp_path: Path) -> None:
         raise AssertionError("it was let in")
     with sole_supervisor(paths):
         pass
+
+
+@pytest.mark.parametrize(
+    ("listen", "secure", "expected"),
+    [
+        ("127.0.0.1:1", False, "127.0.0.1:1"),
+        ("0.0.0.0:1", False, "127.0.0.1:1"),
+        ("[::]:1", True, "localhost:1"),
+        ("node.example:1", True, "node.example:1"),
+    ],
+)
+def test_what_is_printed_can_be_called(listen: str, secure: bool, expected: str) -> None:
+    """A listener on every interface is shown under a name that a client on this machine can use."""
+    assert callable_address(listen, secure=secure) == expected
 
 
 def test_a_gateway_behind_tls_is_asked_for_its_port_alone(environ: dict[str, str]) -> None:
