@@ -1,6 +1,6 @@
 """Generate the Python code of the protos into `tessera/`; `--check` compares instead and fails on drift.
 
-    python protos/generate.py [--check]
+python protos/generate.py [--check]
 """
 
 from __future__ import annotations
