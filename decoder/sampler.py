@@ -170,8 +170,8 @@ def _pick(weights: FloatRow, number: float) -> int:
     # Inverts the cumulative distribution at `number` in [0, 1): first the run of weights, then the one in the run.
     starts = np.arange(0, len(weights), _RUN)
     runs = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
-    target = number * runs[-1]
-    run = min(int(np.searchsorted(runs, target, side="right")), len(runs) - 1)
+    target = min(number * float(runs[-1]), float(np.nextafter(runs[-1], 0.0)))  # a product may round up to the total
+    run = int(np.searchsorted(runs, target, side="right"))
     start = int(starts[run])
     before = float(runs[run - 1]) if run else 0.0
     sums = np.cumsum(weights[start : start + _RUN], dtype=np.float64)

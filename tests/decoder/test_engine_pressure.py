@@ -63,6 +63,23 @@ def test_two_large_prompts_never_wait_for_each_other() -> None:
     node.assert_quiet()
 
 
+def test_late_answers_let_nobody_overtake() -> None:
+    """A small request that was granted blocks behind one that found the pool full gives them back and waits."""
+    node = Node(num_blocks=12, lateness=lambda: 2)
+    node.submit(request(0, prompt_of(22), max_tokens=12))
+    node.until(lambda: (0, 0) in node.sink.tokens)
+    node.submit(request(1, prompt_of(9 * BLOCK_TOKENS, seed=1), max_tokens=3))
+    node.submit(request(2, prompt_of(2, seed=2), max_tokens=2))
+    node.until(lambda: node.sink.done(0))
+    assert not {1, 2} & set(node.sink.cached), "there would have been room for the small one"
+    node.finish(1, 2)
+    for number, prompt, count in ((1, prompt_of(9 * BLOCK_TOKENS, seed=1), 3), (2, prompt_of(2, seed=2), 2)):
+        assert node.sink.tokens[number, 0] == greedy_oracle(prompt, count)
+    snapshot = node.manager.snapshot()
+    assert (snapshot.hits, snapshot.misses) == (0, 3), "each request is counted once"
+    node.assert_quiet()
+
+
 def test_two_decoders_on_one_pool_both_finish() -> None:
     """Two engines that outgrow a shared pool together give way in turn, and read each other's blocks."""
     first = Node(num_blocks=20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from decoder.penalties import SeenTokens
 from decoder.philox import philox, uniforms
-from decoder.sampler import Draw, logprobs, sample, seen_by
+from decoder.sampler import Draw, _pick, logprobs, sample, seen_by
 from decoder.sequence import SamplingParams
 
 VOCAB = 60
@@ -154,6 +154,14 @@ def test_a_large_vocabulary_is_searched_to_its_end() -> None:
     counts = {token: tokens.count(token) for token in (0, 511, 512, 4608, 4999)}
     assert sum(counts.values()) >= 2990
     assert all(abs(count - 600) < 130 for count in counts.values())
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53, 1.0])
+def test_no_number_picks_a_token_without_weight(number: float) -> None:
+    """The very first and last numbers pick a token that has weight, though the runs around it have none."""
+    weights = np.zeros(3000, np.float32)
+    weights[[700, 1400]] = 1.0
+    assert _pick(weights, number) in (700, 1400)
 
 
 def test_a_wide_nucleus_is_found_beyond_its_first_guess() -> None:
