@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from cli.errors import EXIT_USAGE, CommandError
 SMALL_LOAD = ["--prompt-tokens", "64", "--new-tokens", "4", "--concurrency", "1,3", "--rounds", "1"]
 
 
-def rows_of(tmp_path: Path, table: int = 0) -> list[dict[str, float]]:
+def rows_of(tmp_path: Path, table: int = 0) -> list[dict[str, Any]]:
     """Rows of one table of the JSON file, by column."""
     document = json.loads((tmp_path / "rows.json").read_text())["tables"][table]
     return [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
@@ -36,7 +37,8 @@ def test_serve_counts_every_stream(
     assert [(row["streams"], row["requests"]) for row in rows] == [(1, 2), (3, 3)]
     for row in rows:
         assert 50.0 <= row["cached %"] < 100.0
-        assert min(row["tokens/s"], row["ITL p50 ms"], row["TTFT p50 ms"], row["of limit %"]) > 0.0
+        assert min(row["tokens/s"], row["TTFT p50 ms"], row["step limit ms"]) > 0.0
+        assert all(row[name] is None or row[name] > 0.0 for name in ("ITL p50 ms", "step ms", "of limit %"))
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("# bench serve", "Serving", "Limits measured in this run"))
 
@@ -51,7 +53,9 @@ def test_prefix_is_cold_first_and_then_cached(
     assert [(row["prompt"], row["cached"]) for row in rows] == [(32, 31), (65, 64)]
     assert all(row["cold ms"] > 0.0 and row["warm ms"] > 0.0 for row in rows)
     admission = rows_of(tmp_path, 1)
-    assert all(row["acquire in the core ms"] > 0.0 and row["step ms"] > 0.0 for row in admission)
+    assert all(row["acquire in the core ms"] > 0.0 for row in admission)
+    # A tiny model's whole answer may come in one message; then there is no step to tell.
+    assert all(row["step ms"] is None or row["step ms"] > 0.0 for row in admission)
     assert "Admission of a cached prompt" in capsys.readouterr().out
 
 

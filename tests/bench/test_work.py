@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.client import Answer, Load
 from bench.setting import Setting, model_shape
 from bench.work import FIRST_ORDINARY_ID, MachineLimits, ModelWork, random_prompt, shared_prompts
 from decoder.weights.loader import expected_shapes
@@ -63,3 +64,13 @@ def test_a_prompt_varies_and_a_vocabulary_without_words_is_refused() -> None:
     assert 100 < len(set(prompt)) < 4000
     with pytest.raises(ValueError, match="vocab_size"):
         random_prompt([1], 10, FIRST_ORDINARY_ID)
+
+
+def test_a_message_of_several_tokens_counts_as_so_many_steps() -> None:
+    """Steps sum to the time between the first message and the last; without a second message there is none."""
+    answer = Answer(1.0, (0.3, 0.1), (1, 3, 1), 8, 0, (1, 2, 3, 4, 5))
+    assert answer.steps_seconds == pytest.approx((0.1, 0.1, 0.1, 0.1))
+    load = Load((answer, Answer(2.0, (), (2,), 8, 4, (1, 2))), 2.0)
+    assert (load.step(), load.gap(1.0), load.ttft(0.5)) == (pytest.approx(0.1), 0.3, 1.5)
+    assert (load.tokens_per_second, load.cached_fraction) == (3.5, 0.25)
+    assert Load((Answer(2.0, (), (2,), 8, 4, (1, 2)),), 2.0).step() is None

@@ -52,7 +52,9 @@ def test_both_engines_stand_in_the_tables(
     assert yardstick.main([*common_options, *node_options, *SMALL, "--repeats", "2"], FAKE) == 0
     tables = json.loads((tmp_path / "rows.json").read_text())["tables"]
     assert [[row[0] for row in table["rows"]] for table in tables] == [[16, 33], [1, 2]]
-    assert all(cell > 0.0 for table in tables for row in table["rows"] for cell in row)
+    # A tiny model's whole answer may come in one message; then there is no time between two.
+    assert all(cell is None or cell > 0.0 for table in tables for row in table["rows"] for cell in row)
+    assert all(cell is not None for table in tables for row in table["rows"] for cell in row[:4])
     first = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Greedy tokens alike"))
     assert "first 24 of 24" in first
 
