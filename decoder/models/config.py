@@ -64,10 +64,10 @@ class ModelConfig:
             raise refuse("num_heads", self.num_heads, f"a multiple of num_kv_heads = {self.num_kv_heads}")
         if self.head_dim % 16 or self.head_dim > 256:
             raise refuse("head_dim", self.head_dim, "a multiple of 16 up to 256")
-        if self.hidden_size % 16 or self.intermediate_size % 16:
-            raise refuse(
-                "hidden_size, intermediate_size", (self.hidden_size, self.intermediate_size), "multiples of 16"
-            )
+        for name in ("hidden_size", "intermediate_size"):
+            # Matmul inputs lie in tiles of 32 columns without padding.
+            if getattr(self, name) % 32:
+                raise refuse(name, getattr(self, name), "a multiple of 32")
         if not (0.0 < self.norm_epsilon < 1.0):
             raise refuse("norm_epsilon", self.norm_epsilon, "a number between 0 and 1")
         if not self.rope_theta > 0.0:

@@ -36,6 +36,8 @@ def _change_config(path: Path, **changes: Any) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "num_heads"),
         ({"head_dim": 24}, "head_dim"),
+        ({"hidden_size": 80}, "hidden_size"),
+        ({"intermediate_size": 176}, "intermediate_size"),
         ({"hidden_size": "many"}, "config"),
     ],
 )
