@@ -233,6 +233,22 @@ class Node:
         """Run a call to its end."""
         return self.stream(request, key=key).finish()
 
+    def again(self, request: pb.GenerateRequest) -> Result:
+        """Send a request until it is served; only UNAVAILABLE may come before."""
+
+        def attempt() -> Result | None:
+            try:
+                return self.generate(request)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return None
+
+        result = poll(attempt, within=START_SECONDS, what="the node serves again")
+        if result is None:
+            raise AssertionError("unreachable: poll gives a true answer")
+        return result
+
     def background(self, request: pb.GenerateRequest, *, key: str | None = None) -> Background:
         """Run a call in a thread."""
         return Background(self.stream(request, key=key))

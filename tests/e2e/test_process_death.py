@@ -14,8 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tessera.inference.v1 import inference_pb2 as pb
-from tests.e2e.client import Result, make_request
+from tests.e2e.client import make_request
 from tests.e2e.oracle import Solo
 from tests.e2e.processes import Process, poll
 from tests.e2e.prompts import Prompts
@@ -23,7 +22,6 @@ from tests.e2e.repeats import repeats
 from tests.e2e.rig import START_SECONDS, Node, SupervisedNode, serves
 
 B = 16
-RETRYABLE = (grpc.StatusCode.UNAVAILABLE,)
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +34,9 @@ def shared_supervised(tiny_model: Path) -> Iterator[SupervisedNode]:
 @pytest.fixture
 def supervised(shared_supervised: SupervisedNode, solo: Solo) -> SupervisedNode:
     """The supervised node, serving, quiet and empty."""
-    again(shared_supervised, make_request([7, 7, 7], new=1))
+    shared_supervised.again(make_request([7, 7, 7], new=1))
     shared_supervised.fresh()
     return shared_supervised
-
-
-def again(node: Node, request: pb.GenerateRequest) -> Result:
-    """Send a request until it is served; only UNAVAILABLE may come before."""
-
-    def attempt() -> Result | None:
-        try:
-            return node.generate(request)
-        except grpc.RpcError as error:
-            assert error.code() in RETRYABLE, error
-            return None
-
-    result = poll(attempt, within=START_SECONDS, what="the node serves again")
-    assert result is not None
-    return result
 
 
 def lost(stream_error: pytest.ExceptionInfo[grpc.RpcError]) -> bool:
@@ -72,7 +55,7 @@ def test_the_cache_survives_the_death_of_the_decoder(supervised: SupervisedNode,
         stream.finish()
     assert lost(caught), caught.value
     request = make_request([*tokens, *prompts.tokens(5)], new=12)
-    result = again(supervised, request)
+    result = supervised.again(request)
     assert result.cached_tokens >= 4 * B, "what the dead decoder computed is reused"
     solo.check(request, result)
     assert supervised.decoder_pid() != before
@@ -93,7 +76,7 @@ def test_the_death_of_a_decoder_while_it_prefills_publishes_nothing_unfinished(
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE, error
     for request in requests:
-        solo.check(request, again(supervised, request))
+        solo.check(request, supervised.again(request))
     supervised.quiet()
 
 
@@ -116,7 +99,7 @@ def test_row_26_a_decoder_that_dies_again_and_again_costs_nothing(
 
         def ready() -> None:
             poll(lambda: attached() and serves(node.target), within=START_SECONDS, what="the decoder is back")
-            again(node, make_request([9, 9, 9], new=1))
+            node.again(make_request([9, 9, 9], new=1))
             node.quiet()
 
         ready()
@@ -164,7 +147,7 @@ def test_the_death_of_the_gateway_frees_its_requests(supervised: SupervisedNode,
     assert lost(caught), caught.value
     supervised.quiet()
     request = make_request([*tokens, *prompts.tokens(3)], new=8)
-    result = again(supervised, request)
+    result = supervised.again(request)
     solo.check(request, result)
     assert result.cached_tokens >= 4 * B
     assert supervised.decoder_pid() == decoder, "the decoder was not restarted"
@@ -186,10 +169,10 @@ def test_the_death_of_the_cache_manager_costs_the_cache_and_nothing_else(
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.UNAVAILABLE, error
     short = make_request(tokens, new=8)
-    first = again(supervised, short)
+    first = supervised.again(short)
     solo.check(short, first)
     assert first.cached_tokens == 0, "positive control: it was a new cache"
-    second = again(supervised, short)
+    second = supervised.again(short)
     assert second.cached_tokens == 4 * B - 1
     solo.check(short, second)
     solo.check(short, supervised.generate(short, key=other_key))
