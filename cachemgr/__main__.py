@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cachemgr.daemon import Daemon
 from common.config import Options, build_parser, load_options
 from common.logs import configure_logs
-from common.serving import EXIT_USAGE, run_service
+from common.serving import EXIT_USAGE, run_service, settle_heap
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,7 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     daemon = Daemon(options, show_key=_show_key)
     try:
         await daemon.start()
+        settle_heap()
         await stop.wait()
         await daemon.drain(options.drain_seconds)
     finally:

@@ -24,6 +24,7 @@ from common.layout import KvDtype
 from common.logs import get_logger
 from common.paths import StatePaths
 from common.rpc import Health, add_health_and_reflection, bind, make_server, unix_target
+from common.serving import settle_heap
 from decoder.cache_client import GrpcCacheClient, SessionTarget
 from decoder.cache_key import cache_key, tokenizer_digest
 from decoder.engine import Engine, EngineOptions
@@ -88,6 +89,7 @@ async def _run(
             step_delay_seconds=options.faults.step_delay_seconds,
         ),
     )
+    settle_heap()
     engine.start()
     service.backend = _backend(options, model, engine)
     session = asyncio.create_task(client.run())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from common.config import build_parser, load_options
 from common.errors import TesseraError
 from common.logs import configure_logs
-from common.serving import EXIT_USAGE, run_service
+from common.serving import EXIT_USAGE, run_service, settle_heap
 from gateway.application import Gateway
 from gateway.tokenizer import load_tokenizer
 
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     async def serve(stop: asyncio.Event) -> None:
         gateway = Gateway(options, tokenizer)
         await gateway.start()
+        settle_heap()
         try:
             await stop.wait()
         finally:
