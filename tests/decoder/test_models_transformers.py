@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -22,6 +23,13 @@ PROMPTS = (
     "The capital of France is",
     "<|im_start|>user\nWrite one sentence about the sea.<|im_end|>\n<|im_start|>assistant\n",
     "def fibonacci(n):\n",
+)
+LONG_PROMPTS = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nExplain in a few sentences how a "
+    "steam engine turns heat into motion, and name two people who improved it.<|im_end|>\n<|im_start|>assistant\n"
+    "A steam engine burns fuel to boil water. The steam pushes a piston, and a crank turns the back and forth motion "
+    "into rotation. Thomas Newcomen built an early engine, and James Watt improved it with a separate condenser.",
+    "Once upon a time there was a small machine with two cores which had to serve a large number of people. " * 6,
 )
 
 
@@ -119,19 +127,36 @@ def test_demo_model_equals_transformers(demo_reference: tuple[object, object]) -
         assert np.abs(logits - want).max() < 1e-3 * np.abs(want).max()
 
 
+def _top_differences(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """|difference| of the log-probability of the token `want` puts first, at every position."""
+    top = want.argmax(-1, keepdim=True)
+    return (got.log_softmax(-1).gather(1, top) - want.log_softmax(-1).gather(1, top)).abs().flatten()
+
+
 def test_demo_model_in_bfloat16(demo_reference: tuple[object, object]) -> None:
-    """bfloat16: log-probabilities of the tokens transformers chooses stay close to float32 on rounded weights."""
+    """bfloat16: log-probabilities stay closer to float32 on the same weights than those of transformers in bfloat16.
+
+    Compared is the token that float32 puts first, over 249 positions. Measured here: mean 7e-3, largest 7e-2;
+    transformers in bfloat16: mean 1.9e-2, largest 1.5e-1. Emulated in float32 with one rounding at a time: storing keys
+    and values in bfloat16 costs up to 7e-2 alone, so exacter products would not move the largest difference; with
+    keys and values in float32 and products of two bfloat16 parts it is 2e-4.
+    """
     reference, tokenizer = demo_reference
-    rounded = reference.to(torch.bfloat16).to(torch.float32)  # type: ignore[attr-defined]
+    rounded = copy.deepcopy(reference).to(torch.bfloat16)  # type: ignore[attr-defined]
+    # The angles are no weights: they must not be rounded with them.
+    rounded.model.rotary_emb.inv_freq = reference.model.rotary_emb.inv_freq.clone()  # type: ignore[attr-defined]
+    exact = copy.deepcopy(rounded).to(torch.float32)
+    exact.model.rotary_emb.inv_freq = reference.model.rotary_emb.inv_freq.clone()  # type: ignore[attr-defined]
     model = load_model(demo_model(), "bfloat16", 16)
-    differences = []
-    for text in PROMPTS:
+    ours, theirs = [], []
+    for text in PROMPTS + LONG_PROMPTS:
         prompt = np.array(tokenizer(text)["input_ids"], np.int32)  # type: ignore[operator]
+        ids = torch.from_numpy(prompt).long()[None]
         with torch.no_grad():
-            want = rounded(torch.from_numpy(prompt).long()[None]).logits[0].log_softmax(-1)
-        got = torch.from_numpy(run_prompt(model, prompt)).log_softmax(-1)
-        top = want.argmax(-1, keepdim=True)
-        differences.append((got.gather(1, top) - want.gather(1, top)).abs().flatten())
-    every = torch.cat(differences)
-    assert every.mean() < 2e-2, every.mean()
-    assert every.max() < 1e-1, every.max()
+            want, other = exact(ids).logits[0], rounded(ids).logits[0].float()
+        ours.append(_top_differences(torch.from_numpy(run_prompt(model, prompt).copy()), want))
+        theirs.append(_top_differences(other, want))
+    got, yardstick = torch.cat(ours), torch.cat(theirs)
+    assert got.mean() < 1e-2, got.mean()
+    assert got.max() < 1e-1, got.max()
+    assert got.mean() < 0.6 * yardstick.mean(), (got.mean(), yardstick.mean())
