@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.e2e.prompts import Prompts
 from tests.e2e.rig import START_SECONDS, Node
 
 B = 16
+LEASE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +83,29 @@ def test_the_death_of_one_decoder_leaves_the_other_serving(pair: Node, solo: Sol
     pair.quiet()
     victim.start()
     poll(lambda: victim.pid in sessions(), within=START_SECONDS, what="the new decoder is attached")
+
+
+@pytest.mark.slow
+def test_row_25_a_stopped_decoder_gives_its_blocks_back_and_is_fenced(pair: Node, solo: Solo, prompts: Prompts) -> None:
+    """SIGSTOP in a request that is then cancelled: within the lease limit its blocks are quarantined and the other
+    decoder serves; after SIGCONT the old session is refused, nothing is corrupted and everything is free again."""
+    stream = pair.stream(make_request(prompts.tokens(3 * B), new=300))
+    stream.read(5)
+    stopped = next(session.process_id for session in pair.admin.sessions() if session.leases)
+    old_session = next(session.session for session in pair.admin.sessions() if session.process_id == stopped)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        stream.cancel()
+        poll(lambda: not pair.admin.snapshot().leases, within=LEASE_SECONDS, what="the lease has ended")
+        assert pair.admin.snapshot().quarantined_blocks > 0, "its writer may still be alive"
+        assert pair.admin.violations() == []
+        requests = [make_request(prompts.tokens(4 * B), new=12) for _ in range(4)]
+        for request in requests:
+            solo.check(request, pair.again(request))
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    poll(lambda: not pair.admin.snapshot().quarantined_blocks, within=20, what="the quarantine is over")
+    poll(lambda: len(pair.admin.sessions()) == 2, within=START_SECONDS, what="both decoders are attached")
+    assert old_session not in {session.session for session in pair.admin.sessions()}, "the old session stays ended"
+    for request in requests:
+        solo.check(request, pair.again(request))
