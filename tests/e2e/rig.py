@@ -143,6 +143,7 @@ class Node:
             self.start()
         except BaseException:
             self.kill()
+            shutil.rmtree(self.state_dir, ignore_errors=True)  # the failure has shown the logs
             raise
         return self
 
