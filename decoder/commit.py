@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import Internal, TesseraError
+from common.logs import get_logger, where
 from decoder.cache_api import Arena, Branch, Fork
 from decoder.outputs import EndReason
 from decoder.penalties import SeenTokens
@@ -82,23 +83,36 @@ class Committer:
             self._requests.of(sequence).cow_copies += 1
 
     def draw(self, work: Work, logits: NDArray[np.float32]) -> list[tuple[Sequence, int, Drawn]]:
-        """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn)."""
+        """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn).
+
+        What goes wrong over one sequence is a fault of its own draw and touches no other.
+        """
         draws: list[Draw] = []
-        owners: list[tuple[Sequence, int]] = []
+        owners: list[Sequence] = []
+        faults: list[tuple[Sequence, int, Drawn]] = []
         for row, sequence in enumerate(work.sampled):
-            request = sequence.request
-            active = self._requests.of(sequence)
-            seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
-            seen = seen_by(seen, request.sampling, sequence.tokens, sequence.num_prompt)
-            sequence.penalties = seen
-            masked = request.stopping.stop_ids if sequence.num_generated < request.stopping.min_tokens else NO_IDS
-            for index in sorted(active.open_samples) if sequence.is_trunk else (sequence.sample,):
-                draws.append(
-                    Draw(row, request.sampling, index, sequence.num_tokens, masked, seen, request.num_logprobs)
-                )
-                owners.append((sequence, index))
+            try:
+                wanted = self._draws_of(row, sequence)
+            except Exception as error:  # noqa: BLE001 - fails this sequence's request alone
+                faults.append((sequence, sequence.sample, Drawn(None, fault=error)))
+                continue
+            draws += wanted
+            owners += [sequence] * len(wanted)
         drawn = sample(logits, draws)
-        return [(sequence, index, one) for (sequence, index), one in zip(owners, drawn, strict=True)]
+        made = [(owner, draw.sample, one) for owner, draw, one in zip(owners, draws, drawn, strict=True)]
+        return faults + made
+
+    def _draws_of(self, row: int, sequence: Sequence) -> list[Draw]:
+        request = sequence.request
+        seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
+        seen = seen_by(seen, request.sampling, sequence.tokens, sequence.num_prompt)
+        sequence.penalties = seen
+        masked = request.stopping.stop_ids if sequence.num_generated < request.stopping.min_tokens else NO_IDS
+        indices = sorted(self._requests.of(sequence).open_samples) if sequence.is_trunk else (sequence.sample,)
+        return [
+            Draw(row, request.sampling, index, sequence.num_tokens, masked, seen, request.num_logprobs)
+            for index in indices
+        ]
 
     def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]]) -> list[Fork]:
         """The step has finished: count what is computed, give the tokens out; the forks that are to be asked for."""
@@ -109,7 +123,13 @@ class Committer:
         for sequence, index, drawn in draws:
             if sequence.state is not SequenceState.RUNNING:
                 continue
-            if drawn.token is None:
+            if drawn.fault is not None:
+                get_logger().error(
+                    "draw_failed", request_id=sequence.request.request_id, sample=index,
+                    error=type(drawn.fault).__name__, frames=where(drawn.fault),
+                )  # fmt: skip
+                self.fail_sequence(sequence, Internal("the next token of this request could not be drawn"))
+            elif drawn.token is None:
                 self.fail_sequence(sequence, Internal("the model gave numbers that are not finite"))
             elif sequence.is_trunk:
                 trunks.setdefault(sequence.sequence_id, []).append((index, drawn))

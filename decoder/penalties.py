@@ -6,10 +6,14 @@ hit nor a neighbour nor a preemption changes them. Called by the sampler; change
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.sequence import IntArray, SamplingParams
+
+HIGHEST_LOGIT: Final = float(np.finfo(np.float32).max)
 
 
 class SeenTokens:
@@ -34,14 +38,16 @@ class SeenTokens:
         """Penalise float32 [vocab] in place.
 
         The repetition penalty (Keskar et al. 2019, CTRL, section 4.1) goes by prompt and answer; presence and
-        frequency penalties go by the answer.
+        frequency penalties go by the answer. What leaves the range of float32 stays at its end: a penalty close to 0
+        makes a seen token with a positive logit certain, and never infinite.
         """
         tokens = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
         counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
         values = logits[tokens].astype(np.float64)
         if params.repetition_penalty != 1.0:
             penalty = params.repetition_penalty
-            values = np.where(values > 0, values / penalty, values * penalty)
+            with np.errstate(over="ignore"):
+                values = np.where(values > 0, values / penalty, values * penalty)
         values -= params.frequency_penalty * counts
         values -= params.presence_penalty * (counts > 0)
-        logits[tokens] = values
+        logits[tokens] = np.clip(values, -HIGHEST_LOGIT, HIGHEST_LOGIT)

@@ -2,7 +2,9 @@
 
 A token is a function of (its logits row, its parameters, its sequence's own tokens, seed, sample index, position);
 ties go to the smaller token id. Order: penalties, bias, masked ids, temperature, top-k, top-p, min-p. Log-probabilities
-are those of the raw logits. Called by the engine; keeps no state of its own and never changes the logits.
+are those of the raw logits. A draw that cannot be made, for whatever reason, is a `Drawn` without a token; the other
+draws of the call are as if it had not been there. Called by the engine; keeps no state of its own and never changes
+the logits.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.penalties import SeenTokens
+from decoder.penalties import HIGHEST_LOGIT, SeenTokens
 from decoder.philox import uniforms
 from decoder.sequence import IntArray, SamplingParams
 
@@ -54,36 +56,59 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The drawn token, or None where the row was not finite."""
+    """The drawn token, or None: where the row was not finite, or with the `fault` that kept it from being drawn."""
 
     token: int | None
     logprobs: Logprobs | None = None
+    fault: Exception | None = None
 
 
 def sample(logits: NDArray[np.float32], draws: Rows[Draw]) -> list[Drawn]:
-    """Draw one token for each of `draws` from logits, float32 [R, vocab]. A row with NaN or infinity gives None."""
-    likeliest = {row: _argmax(logits[row]) for row in {draw.row for draw in draws}}
-    random = [index for index, draw in enumerate(draws) if draw.params.temperature > GREEDY_TEMPERATURE]
-    numbers: dict[int, float] = {}
-    if random:
-        chosen = [draws[index] for index in random]
-        values = uniforms(
-            [draw.params.seed for draw in chosen],
-            [draw.sample for draw in chosen],
-            [draw.position for draw in chosen],
-        )
-        numbers = dict(zip(random, values.tolist(), strict=True))
+    """Draw one token for each of `draws` from logits, float32 [R, vocab]. A row with NaN or infinity gives None.
+
+    Never raises over one draw: what goes wrong there is that draw's `fault`.
+    """
+    numbers = _random_numbers(draws)
+    likeliest: dict[int, int | None] = {}
     result = []
     for index, draw in enumerate(draws):
-        best = likeliest[draw.row]
-        if best is None:
-            result.append(Drawn(None))
-            continue
-        row = logits[draw.row]
-        token = _draw(row, best, draw, numbers.get(index))
-        wanted = draw.num_logprobs
-        result.append(Drawn(token, None if wanted is None else logprobs(row, token, wanted)))
+        try:
+            if draw.row not in likeliest:
+                likeliest[draw.row] = _argmax(logits[draw.row])
+            result.append(_drawn(logits[draw.row], likeliest[draw.row], draw, numbers.get(index)))
+        except Exception as error:  # noqa: BLE001 - one request's numbers must not end its neighbours
+            result.append(Drawn(None, fault=error))
     return result
+
+
+def _random_numbers(draws: Rows[Draw]) -> dict[int, float]:
+    # One call for all draws that are not greedy; where that fails, none, and each draw makes its own.
+    random = [index for index, draw in enumerate(draws) if draw.params.temperature > GREEDY_TEMPERATURE]
+    if not random:
+        return {}
+    try:
+        values = _uniforms([draws[index] for index in random])
+    except Exception:  # noqa: BLE001 - the draw whose name is no number fails alone, in `_drawn`
+        return {}
+    return dict(zip(random, values, strict=True))
+
+
+def _uniforms(draws: Rows[Draw]) -> list[float]:
+    values: list[float] = uniforms(
+        [draw.params.seed for draw in draws], [draw.sample for draw in draws], [draw.position for draw in draws]
+    ).tolist()
+    return values
+
+
+def _drawn(row: FloatRow, best: int | None, draw: Draw, number: float | None) -> Drawn:
+    if best is None:
+        return Drawn(None)
+    if number is None and draw.params.temperature > GREEDY_TEMPERATURE:
+        number = _uniforms([draw])[0]
+    token = _draw(row, best, draw, number)
+    if token is None or draw.num_logprobs is None:
+        return Drawn(token)
+    return Drawn(token, logprobs(row, token, draw.num_logprobs))
 
 
 def logprobs(row: FloatRow, token: int, num_top: int) -> Logprobs:
@@ -100,12 +125,15 @@ def _argmax(row: FloatRow) -> int | None:
     return best if np.isfinite(row[best]) else None
 
 
-def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int:
+def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int | None:
     params = draw.params
     row = raw
     if draw.masked_ids or params.logit_bias or draw.seen is not None:
         row = _adjust(raw, draw)
-        best = int(row.argmax())
+        adjusted = _argmax(row)
+        if adjusted is None:  # what may be drawn at all has no weight
+            return None
+        best = adjusted
     if number is None:
         return best
     inverse = np.float32(1.0 / min(params.temperature, _HIGHEST_TEMPERATURE))
@@ -132,7 +160,7 @@ def _adjust(raw: FloatRow, draw: Draw) -> FloatRow:
     if draw.seen is not None:
         draw.seen.apply(row, draw.params)
     for token, bias in draw.params.logit_bias:
-        row[token] += np.float32(bias)
+        row[token] = min(max(float(row[token]) + bias, -HIGHEST_LOGIT), HIGHEST_LOGIT)
     if 0 < len(draw.masked_ids) < len(row):
         row[np.fromiter(draw.masked_ids, np.int64, len(draw.masked_ids))] = -np.inf
     return row

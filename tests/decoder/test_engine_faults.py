@@ -12,7 +12,7 @@ from decoder.cache_api import Acquire, AcquireRefused, Attached, Command, Lost, 
 from decoder.inprocess import InProcessClient
 from decoder.sequence import LeaseId
 from decoder.step_loop import MAX_FAILED_STEPS
-from tests.decoder.rig import Node, RecallModel, greedy_oracle, prompt_of, request
+from tests.decoder.rig import Node, RecallModel, greedy_oracle, prompt_of, request, solo
 
 
 def test_a_failing_step_fails_its_requests_alone() -> None:
@@ -91,6 +91,51 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     node.finish(1, 2)
     assert isinstance(node.sink.failed[1], Internal)
     assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(5), 1)
+    node.assert_quiet()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"seed": -1, "temperature": 1.0},
+        {"logit_bias": ((5000, 1.0),)},
+        {"frequency_penalty": "much"},
+        {"seed": -1, "temperature": 1.0, "num_samples": 3},
+    ],
+)
+def test_a_draw_that_breaks_fails_its_request_alone(broken: dict[str, Any]) -> None:
+    """Whatever goes wrong over one sequence's parameters, its neighbours in every step say what they say alone."""
+    node = Node()
+    neighbours = [
+        request(2, prompt_of(7), max_tokens=20, temperature=1.1, seed=5, frequency_penalty=0.4),
+        request(3, prompt_of(9), max_tokens=20, num_samples=2, temperature=0.9, seed=6),
+    ]
+    for neighbour in neighbours:
+        node.submit(neighbour)
+    node.step(3)
+    node.submit(request(1, prompt_of(6), **broken))
+    node.finish(1, 2, 3)
+    assert isinstance(node.sink.failed[1], Internal)
+    assert set(node.sink.failed) == {1}
+    for neighbour in neighbours:
+        for index, tokens in solo(neighbour).items():
+            assert node.sink.tokens[neighbour.number, index] == tokens
+    assert node.engine.is_serving
+    node.assert_quiet()
+
+
+@pytest.mark.parametrize("penalty", [1e-38, 1e-40, 1e-300, 5e-324])
+def test_a_penalty_close_to_zero_harms_nobody(penalty: float) -> None:
+    """The smallest penalties are served, and the neighbour says what it says alone."""
+    node = Node()
+    neighbour = request(2, prompt_of(7), max_tokens=20, temperature=1.1, seed=5)
+    node.submit(neighbour)
+    node.step(3)
+    node.submit(request(1, prompt_of(6), temperature=1.0, repetition_penalty=penalty))
+    node.finish(1, 2)
+    assert not node.sink.failed
+    assert len(node.sink.tokens[1, 0]) == 8
+    assert node.sink.tokens[2, 0] == solo(neighbour)[0]
     node.assert_quiet()
 
 

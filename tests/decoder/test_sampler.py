@@ -263,6 +263,61 @@ def test_counts_do_not_depend_on_when_they_are_made() -> None:
     assert seen_by(None, SamplingParams(), tokens, 20) is None
 
 
+# ---- numbers at the ends of their ranges
+
+EXTREMES: list[dict[str, Any]] = [
+    *[{"repetition_penalty": value} for value in (5e-324, 1e-300, 1e-40, 1e-38, 1e-30, 100.0)],
+    {"frequency_penalty": -100.0}, {"frequency_penalty": 100.0}, {"presence_penalty": -100.0},
+    {"repetition_penalty": 1e-300, "frequency_penalty": 100.0, "presence_penalty": 100.0},
+    {"logit_bias": ((7, 100.0), (8, -100.0))}, {"repetition_penalty": 1e-38, "logit_bias": ((3, 100.0),)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("penalties", EXTREMES)
+@pytest.mark.parametrize("temperature", [5e-324, 1.1e-4, 1.0, 1.7e308])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 5e-324}, {"top_p": 0.9}, {"min_p": 1.0}])
+@pytest.mark.parametrize("scale", [3.0, 1e38])
+def test_every_allowed_number_gives_a_token(
+    penalties: dict[str, Any], temperature: float, filters: dict[str, Any], scale: float
+) -> None:
+    """The ends of every documented range, over logits of any finite size, draw a token of the vocabulary, silently."""
+    params = SamplingParams(temperature=temperature, seed=1, **penalties, **filters)
+    seen = seen_by(None, params, np.array([3, 3, 5, *[7] * 1000], np.int32), 3)
+    logits = np.clip(row_of(9, scale=scale), -3.4e38, 3.4e38)
+    with np.errstate(invalid="raise", divide="raise"):
+        drawn = [sample(logits[None], [Draw(0, params, 0, at, frozenset({1}), seen, 5)])[0] for at in range(20)]
+    assert all(one.fault is None and one.token is not None and 0 <= one.token < VOCAB for one in drawn)
+
+
+def test_a_penalty_close_to_zero_makes_a_seen_likely_token_certain() -> None:
+    """Dividing by a tiny number ends at the largest float, so the seen token with a positive logit is always drawn."""
+    params = SamplingParams(repetition_penalty=1e-38, seed=1)
+    logits = np.full(VOCAB, -1.0, np.float32)
+    logits[5] = 2.0
+    seen = seen_by(None, params, np.array([5, 6], np.int32), 2)
+    assert {sample(logits[None], [Draw(0, params, 0, at, seen=seen)])[0].token for at in range(50)} == {5}
+
+
+def test_a_row_where_only_masked_tokens_have_weight_gives_none() -> None:
+    """Where the model forbids all that the mask leaves, there is no token, and no error."""
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    logits[4] = 1.0
+    assert draw(logits, temperature=1.0) == 4, "positive control"
+    assert draw(logits, temperature=1.0, masked=[4]) is None
+    assert draw(logits, temperature=0.0, masked=[4]) is None
+
+
+@pytest.mark.parametrize("broken", [{"seed": -1}, {"logit_bias": ((VOCAB, 1.0),)}, {"top_k": "three"}])
+def test_a_draw_that_breaks_leaves_its_neighbours_alone(broken: dict[str, Any]) -> None:
+    """Parameters that no check would let through end their own draw, and the others are what they are alone."""
+    good = SamplingParams(temperature=1.2, seed=4)
+    logits = np.stack([row_of(1), row_of(2), row_of(1)])
+    bad = SamplingParams(**{"seed": 3, **broken})
+    drawn = sample(logits, [Draw(0, good, 0, 7), Draw(1, bad, 0, 7), Draw(2, good, 0, 7)])
+    assert drawn[1].token is None and drawn[1].fault is not None
+    assert drawn[0].token == drawn[2].token == sample(logits, [Draw(0, good, 0, 7)])[0].token is not None
+
+
 # ---- log-probabilities
 
 

@@ -94,6 +94,20 @@ def test_row_35_extreme_but_allowed_values_give_sane_output(
         assert all(0 <= token < VOCAB for token in result.token_ids), case
 
 
+@pytest.mark.parametrize("penalty", [1e-30, 1e-38, 1e-40, 1e-300, 5e-324])
+def test_row_35_a_penalty_close_to_zero_harms_no_other_tenant(
+    node: Node, solo: Solo, prompts: Prompts, penalty: float
+) -> None:
+    """Drawing at temperature 1 with the smallest penalties is served, and another tenant's stream equals its solo."""
+    streamed = make_request(prompts.tokens(2 * B), new=300, temperature=1.0, seed=11)
+    running = node.stream(streamed, key=node.new_tenant(f"neighbour-of-{penalty}"))
+    running.read(4)
+    result = node.generate(make_request("hello", new=8, temperature=1.0, repetition_penalty=penalty))
+    assert len(result.token_ids) == 8
+    solo.check(streamed, running.finish())
+    solo.probe(node)
+
+
 @pytest.mark.parametrize("bad", [-1, VOCAB, VOCAB + 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
 def test_row_36_an_id_outside_the_vocabulary_is_refused(
     node: Node, prompts: Prompts, neighbour: Background, bad: int
