@@ -29,11 +29,13 @@ class ChildSpec:
     """What to run: `command[0]` is an absolute path.
 
     `health_target` is where `grpc.health.v1` tells its state; behind `tcp:` it is a port that only has to be open.
+    `own_port` is the TCP port that this very process has to listen on before an answer from there counts as its own.
     """
 
     name: str
     command: tuple[str, ...]
     health_target: str | None = None
+    own_port: int | None = None
 
 
 class LogTail:

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         ModelStore(models_dir(os.environ)).fetch_demo()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as folder:
         node = plan_node(arguments, os.environ, ["--state-dir", folder, "--listen", f"127.0.0.1:{free_port()}"])
+        node.check_ports()
         return _run(node, interrupts)
 
 

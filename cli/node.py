@@ -17,6 +17,7 @@ from pathlib import Path
 from cli.child import PORT_ALONE, ChildSpec
 from cli.errors import EXIT_USAGE, CommandError
 from cli.model_store import ModelStore
+from cli.ports import UNIX, check_free, split_address
 from common.config import Options, build_parser, load_options
 from common.errors import TesseraError
 from common.paths import StatePaths, models_dir
@@ -44,7 +45,16 @@ class Node:
         if service == "decoder":
             name = f"decoder-{index}"
             command += ["--decoder-index", str(index), "--threads", str(self._threads())]
-        return ChildSpec(name, tuple(command), self.health_target(service, index))
+        own_port = None
+        if service == "gateway" and not self.options.listen.startswith(UNIX):
+            own_port = split_address(self.options.listen)[1]
+        return ChildSpec(name, tuple(command), self.health_target(service, index), own_port)
+
+    def check_ports(self) -> None:
+        """Raise CommandError, with the option, where an address that this node will listen on is taken or is none."""
+        check_free("--listen", self.options.listen)
+        if self.options.admin_listen is not None:
+            check_free("--admin-listen", self.options.admin_listen)
 
     def health_target(self, service: str, index: int = 0) -> str:
         """Where a process answers `grpc.health.v1`; of a gateway behind TLS only its port."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cli.child import PORT_ALONE, Child, ChildSpec
 from cli.errors import CommandError
+from cli.ports import owns_listener
 from cli.probe import check_health
 from cli.restarts import RestartHistory, RestartLimits
 
@@ -51,6 +52,7 @@ class Supervisor:
     log_dir:  folder of one log file a child
     announce: called with one line for a person
     healthy:  health of a target; SERVING means ready. Passed in so that tests need no server
+    owns:     whether a process id itself listens on a TCP port: another node's gateway may answer in its place
     stopping: asked between polls; true ends every wait with `Stopped`
     """
 
@@ -60,6 +62,7 @@ class Supervisor:
     limits: RestartLimits = field(default_factory=RestartLimits)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     healthy: Callable[[str], bool] = lambda target: is_healthy(target)
+    owns: Callable[[int, int], bool] = owns_listener
     stopping: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -139,7 +142,9 @@ class Supervisor:
         slot.child = Child.start(slot.spec, self.log_dir / f"{slot.spec.name}.log", self.environ)
 
     def _check(self, slot: _Slot, child: Child) -> None:
-        slot.serving = slot.spec.health_target is None or self.healthy(slot.spec.health_target)
+        answers = slot.spec.health_target is None or self.healthy(slot.spec.health_target)
+        is_its_own = slot.spec.own_port is None or self.owns(child.pid, slot.spec.own_port)
+        slot.serving = answers and is_its_own and child.exit_status() is None
         slot.next_check_seconds = self.clock() + PROBE_PAUSE_SECONDS
         if slot.serving:
             slot.has_served = True

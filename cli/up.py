@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     with state_directory(arguments) as flags:
         node = plan_node([flag for flag in arguments if flag != EPHEMERAL], os.environ, flags)
         with sole_supervisor(node.paths):
+            node.check_ports()
             return _run(node, interrupts)
 
 

@@ -162,6 +162,44 @@ def test_a_child_that_refuses_to_start_is_not_started_again(rig: Rig) -> None:
     assert any("this one always dies" in line for line in rig.said)
 
 
+def test_an_answer_from_a_port_of_somebody_else_is_not_readiness(rig: Rig) -> None:
+    """Another node on the same port answers SERVING; the gateway is ready only once its own process listens there."""
+    plain = rig.spec("gateway")
+    spec = ChildSpec("gateway", plain.command, plain.health_target, own_port=50051)
+    supervisor = rig.supervisor([spec])
+    asked: list[tuple[int, int]] = []
+
+    def owns(pid: int, port: int) -> bool:
+        asked.append((pid, port))
+        return len(asked) > 1
+
+    supervisor.owns = lambda pid, port: False
+    with pytest.raises(CommandError, match="not ready after 1 s: gateway"):
+        supervisor.start(1.0)
+    assert not supervisor.is_ready()
+    assert not any("is ready" in line for line in rig.said)
+    supervisor.stop(10.0)
+    supervisor.owns = owns
+    supervisor.start(20.0)
+    assert supervisor.is_ready()
+    assert asked[-1] == (supervisor.pids()["gateway"], 50051)
+
+
+def test_a_child_that_ended_is_never_ready(rig: Rig) -> None:
+    """A gateway that could not have its port and ended is not ready, however well somebody else answers for it."""
+    spec = ChildSpec("gateway", rig.spec("gateway", "refuse").command, "health")
+    supervisor = rig.supervisor([spec])
+
+    def healthy(target: str) -> bool:
+        wait_until(lambda: all(is_gone(pid) for pid in supervisor.pids().values()), "the child has ended")
+        return True
+
+    supervisor.healthy = healthy
+    with pytest.raises(CommandError, match="gateway could not start"):
+        supervisor.start(20.0)
+    assert not any("is ready" in line for line in rig.said)
+
+
 def test_waiting_for_health_ends_when_time_is_over(rig: Rig) -> None:
     """A child that never becomes healthy is named when the time is over."""
     never = ChildSpec("gateway", rig.spec("gateway").command, str(rig.folder / "never"))

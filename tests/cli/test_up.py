@@ -145,6 +145,16 @@ def test_a_second_node_on_the_same_state_is_refused(node: RunningNode) -> None:
     assert node.process.poll() is None
 
 
+def test_a_second_node_on_the_same_port_is_refused(node: RunningNode, tmp_path: Path) -> None:
+    """A node with a state of its own on a port that is taken ends at once and never calls itself ready."""
+    flags = ["--model", str(node.home / "model"), "--state-dir", str(tmp_path / "s"), "--listen", node.listen]
+    answer = node.run("up", *flags)
+    assert answer.returncode == 1
+    assert f"{node.listen} is in use by another process; stop it, or choose another --listen" in answer.stderr
+    assert "ready" not in answer.stdout + answer.stderr
+    assert node.run("probe", "--target", node.listen).returncode == 0
+
+
 def test_probe_sees_every_process(node: RunningNode) -> None:
     """The health checks of the containers answer for all three."""
     sockets = [f"unix:{node.state}/run/cachemgr.sock", f"unix:{node.state}/run/decoder-0.sock"]
