@@ -110,12 +110,19 @@ def show_tenants(tenants: Sequence[Any]) -> str:
     rows: list[tuple[object, ...]] = []
     for tenant in tenants:
         if not tenant.keys:
-            rows.append((tenant.tenant, "", "", "no key", "", ""))
+            rows.append((tenant.tenant, "", "", "no key", "", "", ""))
         for key in tenant.keys:
-            state = "revoked" if key.revoked else "valid"
-            times = (_moment(key.created_unix_seconds), _moment(key.last_used_unix_seconds))
-            rows.append((tenant.tenant, key.key_id, key.name, state, *times))
-    return format_table(("tenant", "key id", "name", "state", "created", "last used"), rows)
+            moments = (key.created_unix_seconds, key.expires_unix_seconds, key.last_used_unix_seconds)
+            state = key_state(key, time.time())
+            rows.append((tenant.tenant, key.key_id, key.name, state, *map(_moment, moments)))
+    return format_table(("tenant", "key id", "name", "state", "created", "expires", "last used"), rows)
+
+
+def key_state(key: Any, now_unix_seconds: float) -> str:
+    """Whether a key is let in: valid, expired or revoked."""
+    if key.revoked:
+        return "revoked"
+    return "expired" if 0 < key.expires_unix_seconds <= now_unix_seconds else "valid"
 
 
 def _numbers(values: Sequence[int]) -> str:

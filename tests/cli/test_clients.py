@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from cli.__main__ import main
+from cli.admin_tables import show_tenants
 from cli.client import Client, Numbers
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -283,6 +285,20 @@ def test_admin_shows_every_verb_as_text_and_as_json(
     assert all(text in shown for text in expected), shown
     assert main(["admin", *command, "--json", *admin[1]]) == 0
     json.loads(capsys.readouterr().out)
+
+
+def test_a_key_is_shown_as_what_it_is() -> None:
+    """An expired key is never called valid; one that expires later, or never, is; revoked comes first."""
+    moments = {"expired": 1e9, "valid": time.time() + 1e6}
+    keys = [admin_pb2.Key(key_id=state, expires_unix_seconds=moment) for state, moment in moments.items()]
+    keys += [admin_pb2.Key(key_id="valid"), admin_pb2.Key(key_id="revoked", revoked=True, expires_unix_seconds=1.0)]
+    table = show_tenants([admin_pb2.Tenant(tenant="t", keys=keys)]).splitlines()
+    assert table[0].split() == ["tenant", "key", "id", "name", "state", "created", "expires", "last", "used"]
+    assert [line.split()[1:3] for line in table[2:]] == [
+        [state, state] for state in ("expired", "valid", "valid", "revoked")
+    ]
+    assert "2001-09-0" in table[2]
+    assert table[4].count("never") == 3
 
 
 def test_admin_follows_the_pages(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
