@@ -6,9 +6,9 @@ Every command module has `main(arguments) -> int`. Exit status: 0 done, 1 failed
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("cli.bench", "measure; each benchmark prints a table"),
 }
 NEEDS_ITS_NAME = ("cachemgr", "decoder", "gateway")
+CLIENTS = ("generate", "chat", "admin", "probe")
 
 
 def usage() -> str:
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage())
         return 0
     if given[:1] in (["--version"], ["version"]):
+        from importlib import metadata
+
         print(f"tessera {metadata.version('tessera-cache')}")
         return 0
     if not given or given[0] not in COMMANDS:
@@ -51,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{complaint}{usage()}\n")
         return EXIT_USAGE
     name, rest = given[0], given[1:]
+    if name in CLIENTS:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its core logs about a connection, we say in words
     module = importlib.import_module(COMMANDS[name][0])
     try:
         return int(module.main([name, *rest] if name in NEEDS_ITS_NAME else rest))

@@ -14,15 +14,16 @@ from typing import Any
 import grpc
 
 from cli.admin_tables import TABLES, as_plain, show_snapshot
-from cli.client import explain_failure, find_state
-from cli.errors import EXIT_USAGE, CommandError
-from common.credentials import read_secret
-from common.errors import TesseraError
+from cli.client import find_state
+from cli.errors import CommandError
+from cli.failures import explain_failure
+from cli.files import read_key
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 30.0
+ABSENT = "the cache manager does not run; `tessera up` starts it"
 STATES = ("free", "active", "cached", "quarantined")
 
 
@@ -40,7 +41,7 @@ class AdminClient:
         try:
             return getattr(self._stub, method)(request, metadata=self._metadata, timeout=TIMEOUT_SECONDS)
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._target, "tessera up")) from None
+            raise CommandError(explain_failure(error, self._target, ABSENT)) from None
 
     def list_all(self, method: str, request: Any, field: str, limit: int | None) -> list[Any]:
         """The items of every page, at most `limit`."""
@@ -104,13 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "evict" and not (options.all or options.tenant or options.blocks):
         parser.error("evict needs --all, --tenant or --blocks")
     paths = find_state(options.state_dir)
-    key_file = options.key_file or paths.admin_key
-    if options.key_file is None and not key_file.exists():
-        raise CommandError(f"no admin key at {key_file}. Start the node with `tessera up`, or name it: --key-file")
-    try:
-        key = read_secret(key_file)
-    except TesseraError as error:
-        raise CommandError(error.message, EXIT_USAGE) from None
+    named = None if options.key_file is None else "--key-file"
+    hint = "Start the node with `tessera up`, or name it: --key-file FILE"
+    key = read_key(options.key_file or paths.admin_key, named, hint)
     client = AdminClient(options.target or unix_target(paths.admin_socket.absolute()), key)
     try:
         return COMMANDS[options.command](client, options)

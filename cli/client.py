@@ -18,14 +18,14 @@ from typing import Any
 import grpc
 
 from cli.errors import EXIT_USAGE, CommandError
-from common.credentials import read_secret
-from common.errors import InvalidArgument, TesseraError
-from common.interceptors import error_from_rpc
+from cli.failures import explain_failure
+from cli.files import read_authority, read_key
 from common.paths import StatePaths, default_state_dir
 from common.rpc import bearer_metadata, open_sync_channel
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
+ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
 
 @dataclass(slots=True)
@@ -112,6 +112,7 @@ class Client:
     def __init__(self, endpoint: str, key: str, tls_ca: bytes | None = None) -> None:
         credentials = None if tls_ca is None else grpc.ssl_channel_credentials(tls_ca)
         self._endpoint = endpoint
+        self._secure = credentials is not None
         self._metadata = bearer_metadata(key)
         self._channel = open_sync_channel(endpoint, credentials)
         self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -120,16 +121,12 @@ class Client:
     def from_options(cls, options: argparse.Namespace) -> Client:
         """Connect as the command line says. Raises CommandError where the key cannot be read."""
         paths = find_state(options.state_dir)
-        key_file = options.key_file or paths.default_key
-        if options.key_file is None and not key_file.exists():
-            raise CommandError(
-                f"no tenant key at {key_file}. Start the node with `tessera up`, or name one: --key-file"
-            )
-        try:
-            key = read_secret(key_file)
-            authority = None if options.tls_ca is None else options.tls_ca.read_bytes()
-        except (TesseraError, OSError) as error:
-            raise CommandError(str(error), EXIT_USAGE) from None
+        named = None if options.key_file is None else "--key-file"
+        hint = "Start the node with `tessera up`, or name one: --key-file FILE"
+        if paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
+            hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
+        key = read_key(options.key_file or paths.default_key, named, hint)
+        authority = read_authority(options.tls_ca)
         return cls(options.endpoint or DEFAULT_ENDPOINT, key, authority)
 
     def __enter__(self) -> Client:
@@ -162,19 +159,6 @@ class Client:
                     case "summary":
                         numbers.completion_tokens = response.summary.usage.completion_tokens
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._endpoint, "tessera up")) from None
+            raise CommandError(explain_failure(error, self._endpoint, ABSENT, secure=self._secure)) from None
         finally:
             call.cancel()
-
-
-def explain_failure(error: grpc.RpcError, target: str, start_with: str) -> str:
-    """What a failed call means, for a person."""
-    failure = error_from_rpc(error)
-    text = failure.message
-    if failure.code is grpc.StatusCode.UNAVAILABLE and ("connect" in text.lower() or "No such file" in text):
-        return f"nothing answers at {target}; start it with `{start_with}`"
-    if isinstance(failure, InvalidArgument):
-        return f"the server refused {text}"
-    extra = f" ({', '.join(f'{k} {v}' for k, v in failure.metadata.items())})" if failure.metadata else ""
-    retry = "" if failure.retry_after_seconds is None else f"; try again in {failure.retry_after_seconds:.1f} s"
-    return f"{failure.code.name}: {text}{extra}{retry}"

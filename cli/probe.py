@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli.errors import CommandError
+from cli.files import read_authority
 from common.rpc import open_sync_channel
 
 
@@ -36,14 +37,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", required=True, metavar="TARGET", help="unix:/path/to.sock or host:port")
     parser.add_argument("--service", default="", metavar="NAME", help="full name of one service (default: the process)")
     parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait (default 2)")
-    parser.add_argument("--tls-ca", metavar="FILE", help="PEM certificates to trust, for a gateway with TLS")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM certificates to trust, for a gateway with TLS")
     options = parser.parse_args(arguments)
     if not 0 < options.timeout <= 600:
         parser.error(f"--timeout is {options.timeout}; allowed are more than 0 and at most 600 seconds")
-    try:
-        authority = None if options.tls_ca is None else open(options.tls_ca, "rb").read()  # noqa: SIM115
-    except OSError as error:
-        raise CommandError(f"cannot read --tls-ca: {error}") from None
-    state = check_health(options.target, options.timeout, options.service, authority)
+    state = check_health(options.target, options.timeout, options.service, read_authority(options.tls_ca))
     print(state, file=sys.stdout if state == "SERVING" else sys.stderr)
     return 0 if state == "SERVING" else 1

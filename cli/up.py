@@ -121,11 +121,17 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
         "\nCtrl-C drains and stops",
     ]
     if show_key:
-        try:
-            lines.insert(4, f"  key        {read_secret(paths.default_key)}  (of tenant default; shown this once)")
-        except TesseraError as error:
-            lines.insert(4, f"  key        {error.message}")
+        lines.insert(4, f"  key        {_shown_key(paths.default_key)}")
     return "\n".join(lines)
+
+
+def _shown_key(path: Path) -> str:
+    if not path.exists():  # an older database of tenants, whose key's file is lost
+        return "none in the file; make another one: tessera admin create-key default"
+    try:
+        return f"{read_secret(path)}  (of tenant default; shown this once)"
+    except TesseraError as error:
+        return error.message
 
 
 def callable_address(listen: str, *, secure: bool) -> str:

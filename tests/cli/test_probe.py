@@ -47,5 +47,5 @@ def test_nobody_there_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_certificate_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--tls-ca with a missing file ends with a message."""
-    assert main(["probe", "--target", "127.0.0.1:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
-    assert "cannot read --tls-ca" in capsys.readouterr().err
+    assert main(["probe", "--target", "127.0.0.1:1", "--tls-ca", str(tmp_path / "none.pem")]) == 2
+    assert f"--tls-ca {tmp_path}/none.pem: No such file" in capsys.readouterr().err
