@@ -1,5 +1,7 @@
 """The `tessera` command: picks one module per command and imports nothing else, so that `tessera probe` stays fast.
 
+Ctrl-C ends a command quietly at any moment from here on, while it is still importing as well.
+
 Every command module has `main(arguments) -> int`. Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
@@ -7,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
@@ -40,7 +44,13 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(given: list[str]) -> int:
     if given[:1] in (["--help"], ["-h"], ["help"]):
         print(usage())
         return 0
@@ -56,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, rest = given[0], given[1:]
     if name in CLIENTS:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its core logs about a connection, we say in words
-    module = importlib.import_module(COMMANDS[name][0])
+    module = _import_quietly(COMMANDS[name][0])
     try:
         return int(module.main([name, *rest] if name in NEEDS_ITS_NAME else rest))
     except CommandError as error:
@@ -68,6 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; say nothing more to anyone
         return 1
+
+
+def _import_quietly(name: str) -> ModuleType:
+    """Import a command. Ctrl-C meanwhile ends the process: an exception would surface anywhere in half-made modules."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and neither ignored nor a caller's own
+    if usual:
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
+    try:
+        return importlib.import_module(name)
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +93,36 @@ def test_probe_imports_neither_torch_nor_numpy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "1 [] True"
+
+
+@pytest.mark.parametrize("moment", ["import", "run"])
+def test_ctrl_c_is_quiet_at_any_moment(moment: str, tmp_path: Path) -> None:
+    """Ctrl-C ends a command with status 130 and no traceback, while its modules are imported and while it runs."""
+    pause = "print('there', flush=True)\n{0}while True:\n{0}    time.sleep(0.01)\n"
+    body = pause.format("") if moment == "import" else "def main(arguments):\n    " + pause.format("    ")
+    (tmp_path / "slow_command.py").write_text(f"import time\n{body}", encoding="utf-8")
+    program = (
+        "import sys; from cli import __main__ as command; command.COMMANDS['slow'] = ('slow_command', ''); "
+        "sys.exit(command.main(['slow']))"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert not said.strip()
+
+
+def test_importing_a_command_leaves_ctrl_c_as_it_was() -> None:
+    """A caller's own handling of Ctrl-C is neither used nor lost."""
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["probe", "--target", "unix:/nowhere", "--timeout", "1"]) == 1
+    assert signal.getsignal(signal.SIGINT) is before
