@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from cli.admin_tables import TABLES, as_plain, show_snapshot
-from cli.client import find_state
+from cli.client import check_text, find_state
 from cli.errors import CommandError
 from cli.failures import explain_failure
 from cli.files import read_key
@@ -104,6 +104,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.command == "evict" and not (options.all or options.tenant or options.blocks):
         parser.error("evict needs --all, --tenant or --blocks")
+    for name in ("tenant", "name", "key_id", "request_id"):
+        check_text(name.replace("_", " "), getattr(options, name, ""))
     paths = find_state(options.state_dir)
     named = None if options.key_file is None else "--key-file"
     hint = "Start the node with `tessera up`, or name it: --key-file FILE"

@@ -9,8 +9,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cli.client import Client, Numbers, add_connection_options, add_generation_options, add_turns, build_request
-from cli.errors import CommandError
+from cli.client import (
+    Client,
+    Numbers,
+    add_connection_options,
+    add_generation_options,
+    add_turns,
+    build_request,
+    check_text,
+)
+from cli.errors import EXIT_USAGE, CommandError
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
 
@@ -22,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     add_connection_options(parser)
     options = parser.parse_args(arguments)
     build_request(options)  # refuse bad numbers before the first question
-    opening = [] if options.system is None else [("system", options.system)]
+    opening = [] if options.system is None else [("system", check_text("--system", options.system))]
     history = list(opening)
     if sys.stdin.isatty():
         print(HELP)
@@ -45,7 +53,11 @@ def _take_turn(
     client: Client, options: argparse.Namespace, history: list[tuple[str, str]], line: str
 ) -> list[tuple[str, str]]:
     """Ask, stream the answer, and return the longer history; the old one where the turn failed."""
-    asked = [*history, ("user", line)]
+    try:
+        asked = [*history, ("user", check_text("your message", line))]
+    except CommandError as error:
+        print(error.message, file=sys.stderr)
+        return history
     request = build_request(options)
     add_turns(request, asked)
     numbers, pieces = Numbers(), list[str]()
@@ -69,6 +81,8 @@ def _read_line() -> str | None:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
+    except UnicodeDecodeError:
+        raise CommandError("standard input is no UTF-8 text", EXIT_USAGE) from None
 
 
 def _load_line_editing() -> None:

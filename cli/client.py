@@ -82,8 +82,8 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def build_request(options: argparse.Namespace, n: int | None = None) -> inference_pb2.GenerateRequest:
-    """A request without its prompt. Raises CommandError where a number does not fit the message at all."""
-    request = inference_pb2.GenerateRequest(model=options.model)
+    """A request without its prompt. Raises CommandError where an option does not fit the message at all."""
+    request = inference_pb2.GenerateRequest(model=check_text("--model", options.model))
     try:
         request.sampling.temperature = options.temperature
         for name in ("top_p", "top_k", "min_p", "seed"):
@@ -95,9 +95,18 @@ def build_request(options: argparse.Namespace, n: int | None = None) -> inferenc
         request.stopping.max_tokens = options.max_tokens
     except ValueError as error:
         raise CommandError(str(error), EXIT_USAGE) from None
-    request.stopping.stop.extend(options.stop)
+    request.stopping.stop.extend(check_text("--stop", text) for text in options.stop)
     request.cache.no_read = request.cache.no_store = options.no_cache
     return request
+
+
+def check_text(name: str, text: str) -> str:
+    """`text` as it is. Raises CommandError where it came from bytes that are no UTF-8: no message can carry those."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CommandError(f"{name} is no UTF-8 text (character {error.start + 1})", EXIT_USAGE) from None
+    return text
 
 
 def add_turns(request: inference_pb2.GenerateRequest, turns: Sequence[tuple[str, str]]) -> None:
@@ -127,7 +136,7 @@ class Client:
             hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
         key = read_key(options.key_file or paths.default_key, named, hint)
         authority = read_authority(options.tls_ca)
-        return cls(options.endpoint or DEFAULT_ENDPOINT, key, authority)
+        return cls(check_text("--endpoint", options.endpoint or DEFAULT_ENDPOINT), key, authority)
 
     def __enter__(self) -> Client:
         return self

@@ -6,7 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cli.client import Client, Numbers, add_connection_options, add_generation_options, add_turns, build_request
+from cli.client import (
+    Client,
+    Numbers,
+    add_connection_options,
+    add_generation_options,
+    add_turns,
+    build_request,
+    check_text,
+)
+from cli.errors import EXIT_USAGE, CommandError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,12 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.raw and options.system is not None:
         parser.error("--system is part of a conversation; leave --raw out")
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = check_text("the prompt", _read_standard_input() if options.prompt == "-" else options.prompt)
     request = build_request(options, options.n)
     if options.raw:
         request.text = prompt
     else:
-        system = [] if options.system is None else [("system", options.system)]
+        system = [] if options.system is None else [("system", check_text("--system", options.system))]
         add_turns(request, [*system, ("user", prompt)])
     numbers = Numbers()
     samples: dict[int, list[str]] = {}
@@ -44,3 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     if not options.quiet:
         print(numbers.describe(), file=sys.stderr)
     return 0
+
+
+def _read_standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise CommandError("standard input is no UTF-8 text", EXIT_USAGE) from None

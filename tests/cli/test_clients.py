@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +185,31 @@ def test_generate_reads_plain_text_from_standard_input(inference: Inference, mon
     monkeypatch.setattr("sys.stdin", io.StringIO("Once upon\n"))
     assert main(["generate", "-", "--raw", *inference[1]]) == 0
     assert inference[0].requests[0].text == "Once upon\n"
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8:surrogateescape"])
+def test_bytes_that_are_no_text_are_refused(
+    coding: str, inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Invalid UTF-8 in an argument or on standard input ends with a message and status 2, whatever the locale does."""
+    broken = os.fsdecode(b"a\xff\xfe")
+    for flags, name in (
+        ([broken], "the prompt"),
+        (["x", "--system", broken], "--system"),
+        (["x", "--stop", broken], "--stop"),
+        (["x", "--model", broken], "--model"),
+    ):
+        assert main(["generate", *flags, *inference[1]]) == 2
+        assert f"{name} is no UTF-8 text (character 2)" in capsys.readouterr().err
+    assert main(["chat", "--system", broken, *inference[1]]) == 2
+    assert main(["admin", "create-tenant", broken]) == 2
+    name, _, errors = coding.partition(":")
+    for command in (["generate", "-"], ["chat"]):
+        text = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding=name, errors=errors or "strict")
+        monkeypatch.setattr("sys.stdin", text)
+        main([*command, *inference[1]])
+        assert "is no UTF-8 text" in capsys.readouterr().err
+    assert not inference[0].requests
 
 
 def test_a_refusal_is_told_with_its_numbers(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
