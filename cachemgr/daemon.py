@@ -25,16 +25,17 @@ from cachemgr.operations import Operations
 from cachemgr.pool_owner import PoolOwner, PoolSize
 from cachemgr.service import CACHE_SERVICE, CREDENTIAL_SERVICE, CacheService, CredentialService
 from cachemgr.sessions import Sessions
-from cachemgr.socket_files import lock_state
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from cachemgr.watchdog import Watchdog
 from common.config import DEFAULT_POOL_BYTES, Options
 from common.errors import FailedPrecondition
 from common.interceptors import BearerInterceptor, ErrorInterceptor
+from common.kept_sockets import KeptSocket, watch_sockets
 from common.logs import get_logger
 from common.paths import StatePaths
-from common.rpc import Health, add_health_and_reflection, bind, make_server, unix_target
+from common.rpc import Health, add_health_and_reflection, bind, bind_kept, make_server
+from common.socket_files import take_lock
 from tessera.admin.v1 import admin_pb2_grpc
 from tessera.cache.v1 import cache_pb2_grpc
 
@@ -55,7 +56,8 @@ class Daemon:
         self._lock: int | None = None
         self._store: TenantStore | None = None
         self._tenants: Tenants | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sockets: list[KeptSocket] = []
         self._servers: list[grpc.aio.Server] = []
         self._healths: list[Health] = []
         self._handoff = Handoff(self._handed_over)
@@ -69,7 +71,13 @@ class Daemon:
         if options.admin_listen is not None:
             refuse_beyond_loopback(options.admin_listen)
         self._paths.prepare()
-        self._lock = lock_state(self._paths.lock_file)
+        self._lock = take_lock(
+            self._paths.lock_file,
+            FailedPrecondition(
+                "another cache manager runs on this state directory; stop it, or choose another --state-dir",
+                reason="STATE_IN_USE",
+            ),
+        )
         store = self._store = TenantStore(self._paths.tenants_db)
         tenants = self._tenants = Tenants(store)
         node_secrets = ensure_secrets(self._paths)
@@ -84,7 +92,11 @@ class Daemon:
         await self._handoff.start(self._paths.arena_socket)
         await self._start_internal(node_secrets, owner, sessions, tenants, GrantSigner(store.signing_secret()))
         await self._start_admin(node_secrets, owner, sessions, tenants)
-        self._ticking = asyncio.create_task(self._tick(owner, tenants), name="tick")
+        arena_socket = [] if self._handoff.kept_socket is None else [self._handoff.kept_socket]
+        # A socket that cannot be restored does not end the daemon: the cache that it holds serves on.
+        watching = watch_sockets([*self._sockets, *arena_socket])
+        self._tasks.append(asyncio.create_task(watching, name="watch-sockets"))
+        self._tasks.append(asyncio.create_task(self._tick(owner, tenants), name="tick"))
         await self._say_serving(True)
         self._log.info("service_ready", epoch=owner.epoch)
 
@@ -108,12 +120,16 @@ class Daemon:
             self._owner.draining = True
         if self._sessions is not None:
             self._sessions.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for kept in self._sockets:
+            kept.remove()
+        self._sockets.clear()
         await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
         self._servers.clear()
         await self._handoff.stop()
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
         if self._owner is not None:
             self._owner.close()
         if self._tenants is not None and self._store is not None:
@@ -142,7 +158,7 @@ class Daemon:
         cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)  # type: ignore[no-untyped-call]
         names = (CACHE_SERVICE, CREDENTIAL_SERVICE)
         self._healths.append(await add_health_and_reflection(server, names, with_reflection=False))
-        bind(server, unix_target(self._paths.cachemgr_socket))
+        self._sockets.append(bind_kept(server, self._paths.cachemgr_socket))
         await server.start()
 
     async def _start_admin(
@@ -153,7 +169,7 @@ class Daemon:
         admin = AdminService(owner=owner, sessions=sessions, tenants=tenants, clocks=self._clocks)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
         self._healths.append(await add_health_and_reflection(server, (ADMIN_SERVICE,)))
-        bind(server, unix_target(self._paths.admin_socket))
+        self._sockets.append(bind_kept(server, self._paths.admin_socket))
         if self._options.admin_listen is not None:
             self.admin_port = bind(server, self._options.admin_listen)
         await server.start()

@@ -41,6 +41,10 @@ def ensure_default_tenant(tenants: Tenants, paths: StatePaths, *, now_ns: int, s
     if not tenants.empty:
         if paths.default_key.exists():
             read_secret(paths.default_key)  # refuses a mode wider than 0600
+        else:
+            get_logger().warning(
+                "default_key_missing", file=paths.default_key.name, remedy="tessera admin create-key default"
+            )
         return
     _, fresh = new_key()
     created = write_secret(paths.default_key, fresh)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import FailedPrecondition
+from common.kept_sockets import kept_path
+from common.logs import get_logger
 
 SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its terminating zero
 
@@ -47,6 +50,10 @@ class StatePaths:
         """DecodeService of decoder `index`."""
         return self.run_dir / f"decoder-{index}.sock"
 
+    def decoder_lock(self, index: int) -> Path:
+        """Locked by the one decoder with this index."""
+        return self.run_dir / f"decoder-{index}.lock"
+
     @property
     def default_key(self) -> Path:
         """Key of the default tenant."""
@@ -73,15 +80,34 @@ class StatePaths:
         return self.state_dir / "cachemgr.lock"
 
     def prepare(self) -> None:
-        """Make the folders, mode 0700. Raises FailedPrecondition where a socket path would be too long."""
-        longest = os.fsencode(self.decoder_socket(99))
+        """Make the folders, mode 0700; `run` and `logs` get it back where it is wider.
+
+        Raises FailedPrecondition where a socket path would be too long, where the folders cannot be made, and where
+        others may write to the state directory. One that others may only read is warned of: what it holds is private.
+        """
+        longest = os.fsencode(kept_path(self.decoder_socket(99)))
         if len(longest) > SOCKET_PATH_BYTES:
             raise FailedPrecondition(
                 f"state directory is too long for a Unix socket: {len(longest)} bytes with the socket's name, "
                 f"allowed are {SOCKET_PATH_BYTES}; choose a shorter --state-dir"
             )
-        for folder in (self.state_dir, self.run_dir, self.logs_dir):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = stat.S_IMODE(self.state_dir.stat().st_mode)
+            if mode & 0o022:
+                raise FailedPrecondition(
+                    f"--state-dir {self.state_dir} has mode {mode:04o}: others may write to it; chmod it to 0700"
+                )
+            if mode & 0o077:
+                get_logger().warning("state_dir_open", mode=f"{mode:04o}", remedy="chmod it to 0700")
+            for folder in (self.run_dir, self.logs_dir):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+                    folder.chmod(0o700)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"--state-dir {self.state_dir} cannot be used: {error.strerror}; choose a folder that is yours to write"
+            ) from error
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.errors import FailedPrecondition
+from common.kept_sockets import KeptSocket
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 KEEPALIVE_MILLISECONDS = 20_000
@@ -72,6 +73,18 @@ def bind(server: grpc.aio.Server, target: str, credentials: grpc.ServerCredentia
     if path is not None:
         path.chmod(0o600)
     return int(port)
+
+
+def bind_kept(server: grpc.aio.Server, path: Path) -> KeptSocket:
+    """Bind a Unix socket of this node at `path`, mode 0600, by two names that can restore each other.
+
+    Raises FailedPrecondition where binding fails or the path holds something else. Only under the owner's lock.
+    """
+    kept = KeptSocket(path)
+    kept.clear()
+    bind(server, unix_target(kept.kept))
+    kept.publish()
+    return kept
 
 
 class _Authorized:

@@ -1,7 +1,8 @@
 """One decoder process: model, engine, session and service put together, from start to drained end.
 
 Invariants: health says SERVING only while a request that came now would be served, and follows that within a second;
-at the end leases are released before the session closes. Called by `__main__` once the thread environment is set.
+at the end leases are released before the session closes; a second decoder of the same index does not start. Called by
+`__main__` once the thread environment is set.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import os
 import threading
 import time
 from pathlib import Path
@@ -18,13 +20,15 @@ import numpy as np
 
 from common.config import Options
 from common.credentials import read_secret
-from common.errors import FailedPrecondition, InvalidArgument
+from common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from common.interceptors import BearerInterceptor, ErrorInterceptor
+from common.kept_sockets import watch_sockets
 from common.layout import KvDtype
 from common.logs import get_logger
 from common.paths import StatePaths
-from common.rpc import Health, add_health_and_reflection, bind, make_server, unix_target
+from common.rpc import Health, add_health_and_reflection, bind_kept, make_server, unix_target
 from common.serving import settle_heap
+from common.socket_files import take_lock
 from decoder.cache_client import GrpcCacheClient, SessionTarget
 from decoder.cache_key import cache_key, tokenizer_digest
 from decoder.engine import Engine, EngineOptions
@@ -49,28 +53,54 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     secret = await _internal_key(paths.internal_key, stop)
     if secret is None:
         return
+    index = options.decoder_index
+    lock = take_lock(
+        paths.decoder_lock(index),
+        FailedPrecondition(
+            f"another decoder runs with --decoder-index {index} on this state directory; stop it, or choose another",
+            reason="DECODER_IN_USE",
+        ),
+    )
+    try:
+        await _serve_at(options, options.model, paths, secret, stop)
+    finally:
+        os.close(lock)
+
+
+async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str, stop: asyncio.Event) -> None:
     server = make_server([ErrorInterceptor(), BearerInterceptor(secret)])
     service = DecodeService()
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore]
     health = await add_health_and_reflection(server, [SERVICE_NAME], with_reflection=False)
-    bind(server, unix_target(paths.decoder_socket(options.decoder_index)))
+    kept = bind_kept(server, paths.decoder_socket(options.decoder_index))
     await server.start()
+    lost = False
+
+    def end() -> None:
+        nonlocal lost
+        lost = True
+        stop.set()
+
+    watching = asyncio.create_task(watch_sockets([kept], end))
     try:
-        loaded = await _loaded(options.model, options, stop)
-        if loaded is None:
-            return
-        model, tokenizer = loaded
-        target = SessionTarget(
-            target=unix_target(paths.cachemgr_socket),
-            secret=secret,
-            arena_socket=paths.arena_socket,
-            layout=model.layout,
-            key=cache_key(model, tokenizer),
-            decoder_name=f"decoder-{options.decoder_index}",
-        )
-        await _run(options, model, target, service, health, stop)
+        loaded = await _loaded(path, options, stop)
+        if loaded is not None:
+            model, tokenizer = loaded
+            target = SessionTarget(
+                target=unix_target(paths.cachemgr_socket),
+                secret=secret,
+                arena_socket=paths.arena_socket,
+                layout=model.layout,
+                key=cache_key(model, tokenizer),
+                decoder_name=f"decoder-{options.decoder_index}",
+            )
+            await _run(options, model, target, service, health, stop)
     finally:
-        await server.stop(grace=1.0)  # removes the socket file, too
+        watching.cancel()
+        kept.remove()
+        await server.stop(grace=1.0)
+    if lost:
+        raise Unavailable("the socket files of this decoder were deleted: nobody can connect", reason="SOCKET_LOST")
 
 
 async def _run(

@@ -21,7 +21,6 @@ from typing import Final
 
 from cachemgr.arena.base import Arena
 from cachemgr.ids import SessionId
-from cachemgr.socket_files import replace_stale_socket
 from common.arena_wire import (
     ARENA_TOKEN_BYTES,
     PROTOCOL_VERSION,
@@ -32,6 +31,8 @@ from common.arena_wire import (
     decode_request,
     encode_reply,
 )
+from common.errors import FailedPrecondition
+from common.kept_sockets import KeptSocket
 from common.logs import get_logger
 
 REQUEST_TIMEOUT_SECONDS: Final = 2.0
@@ -74,7 +75,7 @@ class Handoff:
         self._arena: Arena | None = None
         self._fingerprint = b""
         self._listener: socket.socket | None = None
-        self._path: Path | None = None
+        self.kept_socket: KeptSocket | None = None  # while it listens
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._log = get_logger()
@@ -95,16 +96,17 @@ class Handoff:
 
     async def start(self, path: Path) -> None:
         """Listen on `path` (mode 0600). Raises FailedPrecondition where the path holds something else."""
-        replace_stale_socket(path)
+        kept = KeptSocket(path)
+        kept.clear()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            listener.bind(os.fspath(path))
-            path.chmod(0o600)
+            listener.bind(os.fspath(kept.kept))
             listener.listen(self._max_connections)
-        except OSError:
+            kept.publish()
+        except (OSError, FailedPrecondition):
             listener.close()
             raise
-        self._listener, self._path = listener, path
+        self._listener, self.kept_socket = listener, kept
         self._accepting = asyncio.create_task(self._accept(listener), name="arena-accept")
 
     async def stop(self) -> None:
@@ -113,9 +115,11 @@ class Handoff:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None and self._path is not None:
+        if self.kept_socket is not None:
+            self.kept_socket.remove()
+            self.kept_socket = None
+        if self._listener is not None:
             self._listener.close()
-            self._path.unlink(missing_ok=True)
         self._accepting = self._listener = None
         self._offers.clear()
 

@@ -173,6 +173,33 @@ def test_killed_daemon_leaves_nothing_in_the_way(state):
     assert not state.arena_socket.exists()
 
 
+@pytest.mark.parametrize("name", ["cachemgr_socket", "admin_socket"])
+def test_deleted_socket_comes_back(state, name):
+    """A socket file that somebody deletes is connectable again while the daemon lives."""
+    with daemon(state) as (process, log):
+        path = getattr(state, name)
+        path.unlink()
+        wait_until(lambda: is_serving(path))
+        state.arena_socket.unlink()
+        wait_until(state.arena_socket.is_socket)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        wait_until(lambda: text_of(log).count("socket_restored") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_SECONDS) == 0
+    assert [file for file in state.run_dir.iterdir() if file.is_socket()] == []
+
+
+def test_lost_sockets_leave_the_cache_alive(state):
+    """With every file of the run folder deleted the daemon says so once for each socket, and lives on."""
+    with daemon(state) as (process, log):
+        for file in state.run_dir.iterdir():
+            file.unlink()
+        wait_until(lambda: text_of(log).count("socket_lost") == 3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
 @pytest.mark.parametrize("name", ["default_key", "admin_key", "internal_key", "tenants_db"])
 def test_files_that_others_can_read_end_the_start(state, name):
     """A credential or database with a mode wider than 0600 is refused by its name; narrowed again it serves."""
@@ -195,6 +222,28 @@ def test_socket_path_that_holds_a_file_is_left_alone(state):
     state.arena_socket.write_text("mine")
     assert "arena.sock" in refused(state)
     assert state.arena_socket.read_text() == "mine"
+
+
+def test_state_directory_that_is_a_file_is_refused_in_one_line(state):
+    """The message names the option and the path; there is no traceback."""
+    path = StatePaths(state.state_dir / "file")
+    state.prepare()
+    path.state_dir.write_text("")
+    message = refused(path)
+    assert f"--state-dir {path.state_dir}" in message
+    assert "Traceback" not in message
+
+
+def test_lost_default_key_is_warned_of(state):
+    """A start on a database whose default.key is gone names the way to another key; with the file it says nothing."""
+    for lost in (False, True):
+        if lost:
+            state.default_key.unlink()
+        for _ in range(2 if not lost else 1):
+            with daemon(state) as (process, log):
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(DEADLINE_SECONDS) == 0
+                assert ("tessera admin create-key default" in text_of(log)) is lost
 
 
 def test_key_file_of_an_interrupted_first_start_is_adopted(state):

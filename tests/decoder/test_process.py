@@ -15,7 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.config import Options
-from common.errors import InvalidArgument
+from common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from common.kept_sockets import kept_path
 from common.rpc import open_channel, unix_target
 from common.tokens import pack_tokens
 from decoder.__main__ import PASSIVE_THREADS, main, set_thread_environment
@@ -155,6 +156,71 @@ def test_health_follows_the_daemon(model_dir: Path) -> None:
                 await served.end()
 
     asyncio.run(inside())
+
+
+def test_a_second_decoder_of_an_index_is_refused(model_dir: Path) -> None:
+    """It ends with an error that names the option; the first one's socket stays and serves, then and afterwards."""
+
+    async def body(rig: Rig) -> None:
+        served = Served(rig, model_dir)
+        await until(served.is_serving, "serving")
+        with pytest.raises(FailedPrecondition, match="--decoder-index 0"):
+            await serve(served.options, asyncio.Event())
+        async with open_channel(unix_target(rig.paths.decoder_socket(0))) as channel:
+            assert await status_of(channel) == SERVING
+        await served.end()
+        again = Served(rig, model_dir)
+        await until(again.is_serving, "serving again: the lock went with its holder")
+        await again.end()
+
+    run(body)
+
+
+def test_a_deleted_socket_file_comes_back(model_dir: Path) -> None:
+    """Whichever of its names is deleted, the decoder can be connected to again, mode 0600; at the end both are gone."""
+
+    async def body(rig: Rig) -> None:
+        served = Served(rig, model_dir)
+        await until(served.is_serving, "serving")
+        path = rig.paths.decoder_socket(0)
+        for name in (path, kept_path(path), path):
+            name.unlink()
+
+            async def is_back() -> bool:
+                async with open_channel(unix_target(path)) as channel:
+                    return kept_path(path).exists() and await status_of(channel) == SERVING
+
+            await until(is_back, "connectable again", 10.0)
+            assert path.stat().st_mode & 0o777 == 0o600
+        await served.end()
+        assert not path.exists() and not kept_path(path).exists()
+
+    run(body)
+
+
+def test_a_decoder_whose_socket_is_lost_ends_with_an_error(model_dir: Path) -> None:
+    """Where both names are deleted it drains and raises, so that a supervisor starts it again."""
+
+    async def body(rig: Rig) -> None:
+        served = Served(rig, model_dir)
+        await until(served.is_serving, "serving")
+        call = decode_pb2_grpc.DecodeServiceStub(served.channel).Connect()
+        await call.read()
+        await call.write(submit_message(await rig.grant(), 1, 60))
+        assert (await call.read()).step.tokens
+        for name in (rig.paths.decoder_socket(0), kept_path(rig.paths.decoder_socket(0))):
+            name.unlink()
+        ended = False
+        while not ended:
+            step = (await call.read()).step
+            assert not step.failed
+            ended = bool(step.ended)
+        with pytest.raises(Unavailable, match="deleted"):
+            await asyncio.wait_for(served.task, 60)
+        await served.channel.close()
+        assert await rig.is_quiet()
+
+    run(body)
 
 
 def test_a_stop_while_loading_ends_at_once(model_dir: Path) -> None:
