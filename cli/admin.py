@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from cli.admin_tables import TABLES, as_plain, show_snapshot
-from cli.client import check_text, find_state
+from cli.client import MAX_INT64, check_text, find_state, whole
 from cli.errors import CommandError
 from cli.failures import explain_failure
 from cli.files import read_key
@@ -68,7 +68,7 @@ def build_admin_parser() -> argparse.ArgumentParser:
     shared.add_argument("--target", metavar="TARGET", help="admin RPC (default: the socket in the state directory)")
     shared.add_argument("--key-file", type=Path, metavar="FILE", help="admin key (default <state-dir>/admin.key)")
     listing = argparse.ArgumentParser(add_help=False)
-    listing.add_argument("--limit", type=_positive, metavar="N", help="at most N entries (default: all)")
+    listing.add_argument("--limit", type=whole(1, MAX_INT64), metavar="N", help="at most N entries (default: all)")
     parser = argparse.ArgumentParser(prog="tessera admin", description="Look into the cache and manage it.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -86,7 +86,9 @@ def build_admin_parser() -> argparse.ArgumentParser:
     evict = add("evict", "drop cached blocks")
     evict.add_argument("--all", action="store_true", help="every cached block; refused while blocks are in use")
     evict.add_argument("--tenant", default="", metavar="TENANT", help="blocks of this tenant alone")
-    evict.add_argument("--blocks", type=_positive, default=0, metavar="N", help="N blocks, least recently used first")
+    evict.add_argument(
+        "--blocks", type=whole(1, MAX_INT64), default=0, metavar="N", help="N blocks, least recently used first"
+    )
     add("abort", "end a running or queued request").add_argument("request_id", metavar="REQUEST_ID")
     add("create-tenant", "add a tenant").add_argument("tenant", metavar="TENANT")
     add("tenants", "list tenants and their keys", listing)
@@ -115,13 +117,6 @@ def main(arguments: Sequence[str]) -> int:
         return COMMANDS[options.command](client, options)
     finally:
         client.close()
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def _print_json(value: object) -> None:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     add_generation_options(parser)
     add_connection_options(parser)
     options = parser.parse_args(arguments)
-    build_request(options)  # refuse bad numbers before the first question
+    build_request(options)  # refuse what is no text before the first question
     opening = [] if options.system is None else [("system", check_text("--system", options.system))]
     history = list(opening)
     if sys.stdin.isatty():

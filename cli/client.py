@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from common.paths import StatePaths, default_state_dir
 from common.rpc import bearer_metadata, open_sync_channel
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
+MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
@@ -57,6 +58,21 @@ def find_state(given: Path | None) -> StatePaths:
     return StatePaths(given or (Path(named).expanduser() if named else default_state_dir(os.environ)))
 
 
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: a whole number in low..high; argparse puts the flag before what is wrong."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number in {low}..{high}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is outside {low}..{high}")
+        return value
+
+    return parse
+
+
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that calls the gateway."""
     group = parser.add_argument_group("connection")
@@ -71,30 +87,29 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("generation")
     group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")
     group.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
-    group.add_argument("--max-tokens", type=int, default=256, metavar="N", help="bound of the answer (default 256)")
+    group.add_argument(
+        "--max-tokens", type=whole(1, MAX_INT64), default=256, metavar="N", help="bound of the answer (default 256)"
+    )
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this probability")
-    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+    group.add_argument("--top-k", type=whole(0, MAX_INT64), metavar="K", help="keep the K likeliest tokens")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest")
-    group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable")
+    group.add_argument("--seed", type=whole(0, MAX_UINT64), metavar="N", help="make sampling repeatable")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--no-cache", action="store_true", help="neither read nor store prefixes")
 
 
 def build_request(options: argparse.Namespace, n: int | None = None) -> inference_pb2.GenerateRequest:
-    """A request without its prompt. Raises CommandError where an option does not fit the message at all."""
+    """A request without its prompt. Raises CommandError where a text is none."""
     request = inference_pb2.GenerateRequest(model=check_text("--model", options.model))
-    try:
-        request.sampling.temperature = options.temperature
-        for name in ("top_p", "top_k", "min_p", "seed"):
-            value = getattr(options, name)
-            if value is not None:
-                setattr(request.sampling, name, value)
-        if n is not None:
-            request.sampling.n = n
-        request.stopping.max_tokens = options.max_tokens
-    except ValueError as error:
-        raise CommandError(str(error), EXIT_USAGE) from None
+    request.sampling.temperature = options.temperature
+    for name in ("top_p", "top_k", "min_p", "seed"):
+        value = getattr(options, name)
+        if value is not None:
+            setattr(request.sampling, name, value)
+    if n is not None:
+        request.sampling.n = n
+    request.stopping.max_tokens = options.max_tokens
     request.stopping.stop.extend(check_text("--stop", text) for text in options.stop)
     request.cache.no_read = request.cache.no_store = options.no_cache
     return request

@@ -14,8 +14,11 @@ from cli.client import (
     add_turns,
     build_request,
     check_text,
+    whole,
 )
 from cli.errors import EXIT_USAGE, CommandError
+
+MAX_SAMPLES = 16
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,7 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tessera generate", description="Send one prompt and stream the answer.")
     parser.add_argument("prompt", help="the prompt; - reads it from standard input")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text, without a chat template")
-    parser.add_argument("--n", type=int, metavar="N", help="samples to draw from the one prompt (default 1)")
+    parser.add_argument(
+        "--n", type=whole(1, MAX_SAMPLES), metavar="N", help="samples of the one prompt, 1..16 (default 1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the text alone")
     add_generation_options(parser)
     add_connection_options(parser)

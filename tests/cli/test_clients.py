@@ -212,6 +212,32 @@ def test_bytes_that_are_no_text_are_refused(
     assert not inference[0].requests
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--seed", "-1", "0..18446744073709551615"),
+        ("--seed", "9" * 23, "0..18446744073709551615"),
+        ("--seed", "9" * 5000, "0..18446744073709551615"),
+        ("--top-k", "9" * 22, "0..9223372036854775807"),
+        ("--max-tokens", "0", "1..9223372036854775807"),
+        ("--n", "17", "1..16"),
+    ],
+)
+def test_a_number_out_of_range_names_its_flag_and_the_range(
+    flag: str, value: str, allowed: str, inference: Inference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number that no message can carry is refused with its flag and what is allowed; the largest one is sent."""
+    with pytest.raises(SystemExit) as end:
+        main(["generate", "x", flag, value, *inference[1]])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {flag}: " in last
+    assert last.endswith(allowed)
+    assert not inference[0].requests
+    assert main(["generate", "x", flag, allowed.partition("..")[2], *inference[1]]) == 0
+    assert len(inference[0].requests) == 1
+
+
 def test_a_refusal_is_told_with_its_numbers(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
     """What the server refuses, and how much would have fitted, reaches the user; the status is 1."""
     info = error_details_pb2.ErrorInfo(reason="EXCEEDS_POOL", metadata={"needed": "40", "usable": "32"})
