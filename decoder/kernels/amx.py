@@ -1,7 +1,7 @@
 """Intel AMX inside numba: permission, tile set-up and one block product.
 
-A tile is sixteen rows of 64 bytes. `product_2x2` and `product_1x2` multiply row tiles of bfloat16 with packed column
-tiles and leave float32 sums in memory. The hardware adds the products of one (row, column) in order of k, so a
+A tile is sixteen rows of 64 bytes. `product_RxC` multiplies R row tiles of bfloat16 with C packed column tiles and
+leaves float32 sums in memory. The hardware adds the products of one (row, column) in order of k, so a
 row's result does not depend on the rows it is computed with. Used only where `available()` says so.
 """
 
@@ -35,7 +35,9 @@ def available() -> bool:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     features = llvm.get_host_cpu_features()
-    if not (features.get("amx-tile") and features.get("amx-bf16") and features.get("avx512f")):
+    if not (
+        features.get("amx-tile") and features.get("amx-bf16") and features.get("avx512f") and features.get("avx512dq")
+    ):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)) == 0
@@ -79,8 +81,8 @@ def full_tiles() -> bytes:
     return palette + columns + bytes([16] * 8) + bytes(8)
 
 
-def _product(row_tiles: int, prefetch_bytes: int) -> Any:
-    """Block product of `row_tiles` by two column tiles.
+def _product(row_tiles: int, column_tiles: int, prefetch_bytes: int) -> Any:
+    """Block product of at most two row tiles by at most two column tiles.
 
     Operands: a, bytes between rows of a tile, between k steps, between row tiles; b, bytes between k steps, between
     column tiles (a column tile is 1024 contiguous bytes: sixteen k pairs of sixteen columns); number of k steps of
@@ -93,7 +95,7 @@ def _product(row_tiles: int, prefetch_bytes: int) -> Any:
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             a, a_row, a_k, a_m, b, b_k, b_n, steps, c, c_row, c_m, c_n = args
-            sums = [[_I8(2 * m + n) for n in range(2)] for m in range(row_tiles)]
+            sums = [[_I8(2 * m + n) for n in range(column_tiles)] for m in range(row_tiles)]
             rows, columns = [_I8(4 + m) for m in range(row_tiles)], [_I8(6), _I8(7)]
             for row in sums:
                 for tile in row:
@@ -101,7 +103,7 @@ def _product(row_tiles: int, prefetch_bytes: int) -> Any:
             with cgutils.for_range(builder, steps) as loop:
                 a_now = builder.add(a, builder.mul(loop.index, a_k))
                 b_now = builder.add(b, builder.mul(loop.index, b_k))
-                for n in range(2):
+                for n in range(column_tiles):
                     address = builder.add(b_now, builder.mul(b_n, _I64(n)))
                     _call(builder, "llvm.x86.tileloadd64", [columns[n], _pointer(builder, address), _I64(64)])
                     for line in range(0, 1024 if prefetch_bytes else 0, 64):
@@ -111,10 +113,10 @@ def _product(row_tiles: int, prefetch_bytes: int) -> Any:
                 for m in range(row_tiles):
                     address = builder.add(a_now, builder.mul(a_m, _I64(m)))
                     _call(builder, "llvm.x86.tileloadd64", [rows[m], _pointer(builder, address), a_row])
-                    for n in range(2):
+                    for n in range(column_tiles):
                         _call(builder, "llvm.x86.tdpbf16ps", [sums[m][n], rows[m], columns[n]])
             for m in range(row_tiles):
-                for n in range(2):
+                for n in range(column_tiles):
                     offset = builder.add(builder.mul(c_m, _I64(m)), builder.mul(c_n, _I64(n)))
                     target = _pointer(builder, builder.add(c, offset))
                     _call(builder, "llvm.x86.tilestored64", [sums[m][n], target, c_row])
@@ -125,7 +127,8 @@ def _product(row_tiles: int, prefetch_bytes: int) -> Any:
     return intrinsic(declare)
 
 
-product_2x2 = _product(2, 0)
-product_1x2 = _product(1, 0)
-product_1x2_streaming = _product(1, 4096)
-product_2x2_streaming = _product(2, 4096)
+product_2x2 = _product(2, 2, 0)
+product_2x1 = _product(2, 1, 0)
+product_1x2 = _product(1, 2, 0)
+product_1x2_streaming = _product(1, 2, 4096)
+product_2x2_streaming = _product(2, 2, 4096)

@@ -3,7 +3,9 @@
 One arithmetic for both: keys are taken in spans that start at absolute multiples of SPAN; a span gives (maximum,
 sum, weighted values) per query lane, and spans are merged in order (online softmax, Milakov and Gimelshein 2018;
 split keys as in Flash-Decoding 2023). So a chunked prefill, a one-shot prefill and a decode agree bit for bit.
-A lane is one (token, query head of the group). Slots past a sequence's end are never used in a sum.
+A lane is one (token, query head of the group). Sixteen lanes are one vector: scores are [key, lane], states
+[head_dim, lane], so that a softmax needs no sum across a vector and keys need no transposing. Slots past a
+sequence's end are never used in a sum.
 """
 
 # Types inside kernels are inferred by numba.
@@ -15,18 +17,34 @@ from typing import Any, Final
 
 import numpy as np
 
-from decoder.kernels import amx, simd, sync
-from decoder.kernels.compiled import inlined_variant, kernel, variant
+from decoder.kernels import simd, sync
+from decoder.kernels.attention_in_place import (
+    reads_in_place,
+    scores_in_place,
+    take_rows,
+    weighted_values_in_place,
+)
+from decoder.kernels.attention_products import (
+    copy_rows,
+    pack_queries,
+    pack_values,
+    row_expansion,
+    scores,
+    weighted_values,
+    weights_bytes,
+)
+from decoder.kernels.compiled import inlined_variant, kernel
 from decoder.kernels.frame import (
     ARENA,
     AT_KEYS,
+    AT_LIMITS,
     AT_OUTPUT,
+    AT_QUERIES,
     AT_ROWS,
     AT_SCORES,
     AT_STATE,
-    AT_VALUES,
+    AT_STATISTICS,
     AT_WEIGHTS,
-    AT_ZEROS,
     BLOCK_BYTES,
     BLOCK_TOKENS,
     CONTEXT_LENS,
@@ -35,6 +53,7 @@ from decoder.kernels.frame import (
     HEAD_DIM,
     HEADS,
     KV_HEADS,
+    LANES_BYTES,
     LAYER_BYTES,
     MIXED,
     MIXED_COLUMNS,
@@ -46,9 +65,8 @@ from decoder.kernels.frame import (
     QUERY_PLANE_BYTES,
     ROW_BYTES,
     SCALE,
-    SCORE_ROW,
     SPAN,
-    STATE_ROW,
+    STATE_BYTES,
     TABLE_WIDTH,
     TABLES,
     TASK_ROW,
@@ -59,10 +77,9 @@ from decoder.kernels.frame import (
     TASK_WORDS,
     TASKS,
     VALUE_OFFSET,
-    WEIGHT_ROW,
 )
 from decoder.kernels.linear import is_amx
-from decoder.kernels.rows import activation, element_bytes, is_float32, load_values, store_values
+from decoder.kernels.rows import activation, element_bytes, store_values
 
 _AHEAD: Final = 32  # keys asked for before they are used
 _NOTHING: Final = np.float32(-1e30)  # maximum of an empty state; finite, so that no difference is NaN
@@ -78,82 +95,6 @@ def _row_address(frame: Any, plane: int, sequence: int, token: int) -> int:
 
 
 @kernel
-def _sixteen_rows(kernels: Any, frame: Any, plane: int, sequence: int, token: int, end: int, rows: int) -> int:
-    """Address of sixteen consecutive rows from `token` (a multiple of 16).
-
-    Blocks of fewer than sixteen tokens are copied to `rows`, as far as `end`.
-    """
-    if frame[BLOCK_TOKENS] >= 16:
-        return _row_address(frame, plane, sequence, token)
-    for index in range(min(16, end - token)):
-        source = _row_address(frame, plane, sequence, token + index)
-        target = rows + index * frame[ROW_BYTES]
-        for offset in range(0, frame[ROW_BYTES], 16 * element_bytes(kernels)):
-            store_values(kernels, target + offset, load_values(kernels, source + offset))
-    return rows
-
-
-def pack_keys(kernels: Any, rows: int, head_dim: int, target: int) -> None:
-    """Sixteen key rows, transposed for the score product."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(pack_keys)
-def _pack_keys(kernels: Any, rows: Any, head_dim: Any, target: Any) -> Any:
-    if is_amx(kernels):
-
-        def tiles(kernels: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for block in range(head_dim >> 5):
-                simd.transpose_words(rows + block * 64, head_dim * 2, target + block * 1024, 64)
-
-        return tiles
-    if is_float32(kernels):
-
-        def float32(kernels: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for block in range(head_dim >> 4):
-                simd.transpose_words(rows + block * 64, head_dim * 4, target + block * 1024, 64)
-
-        return float32
-
-    def bfloat16(kernels: Any, rows: Any, head_dim: Any, target: Any) -> None:
-        for block in range(head_dim >> 4):
-            simd.transpose_bf16(rows + block * 32, head_dim * 2, target + block * 1024, 64)
-
-    return bfloat16
-
-
-def pack_values(kernels: Any, rows: int, valid: int, first: int, head_dim: int, target: int, zeros: int) -> None:
-    """Sixteen value rows, the `first`-th of the span; rows from `valid` on count as zero."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(pack_values)
-def _pack_values(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any, target: Any, zeros: Any) -> Any:
-    if is_amx(kernels):
-
-        def tiles(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any, target: Any, zeros: Any) -> None:
-            stride = head_dim * 2
-            start = target + (first >> 5) * 1024 + (first & 31) * 32
-            for index in range(0, 16, 2):
-                even = rows + index * stride if index < valid else zeros
-                odd = rows + (index + 1) * stride if index + 1 < valid else zeros
-                for block in range(head_dim >> 4):
-                    out = start + block * (SPAN // 32) * 1024 + index * 32
-                    simd.store_pairs(out, even + block * 32, odd + block * 32)
-
-        return tiles
-
-    def plain(kernels: Any, rows: Any, valid: Any, first: Any, head_dim: Any, target: Any, zeros: Any) -> None:
-        stride = head_dim * element_bytes(kernels)
-        for index in range(min(16, valid)):
-            for column in range(0, head_dim, 16):
-                vector = load_values(kernels, rows + index * stride + column * element_bytes(kernels))
-                simd.store_floats(target + ((first + index) * head_dim + column) * 4, vector)
-
-    return plain
-
-
-@kernel
 def _prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) -> None:
     """Ask for sixteen key rows and their value rows, if the sequence has them."""
     if token >= end or frame[BLOCK_TOKENS] < 16:
@@ -165,136 +106,49 @@ def _prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) 
 
 
 @kernel
-def _pack_span(
+def _gather_span(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, count: int, end: int
 ) -> None:
-    """Pack `count` keys from `start`, and as many values as lie before the sequence's `end`."""
-    head_dim = frame[HEAD_DIM]
-    rows = scratch + frame[AT_ROWS]
+    """Bring `count` keys from `start` to the scratch memory, and as many values as lie before the sequence's `end`.
+
+    Values up to the next multiple of 32 are zero; keys there are whatever the scratch memory held.
+    """
+    head_dim, row_bytes, tokens = frame[HEAD_DIM], frame[ROW_BYTES], frame[BLOCK_TOKENS]
+    held = row_bytes * row_expansion(kernels)
+    keys, rows = scratch + frame[AT_KEYS], scratch + frame[AT_ROWS]
+    run = min(16, tokens)
     # Rows of one head lie in short runs, too short for the hardware to foresee the next one.
     for first in range(0, _AHEAD, 16):
-        _prefetch_rows(frame, plane, sequence, start + first, start + count)
-    for first in range(0, count, 16):
-        token = start + first
-        _prefetch_rows(frame, plane, sequence, token + _AHEAD, start + count)
-        keys = _sixteen_rows(kernels, frame, plane, sequence, token, end, rows)
-        pack_keys(kernels, keys, head_dim, scratch + frame[AT_KEYS] + (first >> 4) * head_dim * key_bytes(kernels))
-        values = _sixteen_rows(kernels, frame, plane + frame[VALUE_OFFSET], sequence, token, end, rows)
-        target, zeros = scratch + frame[AT_VALUES], scratch + frame[AT_ZEROS]
-        pack_values(kernels, values, end - token, first, head_dim, target, zeros)
-    groups = (count + 15) >> 4
-    if groups & 1:
-        # Products take 32 keys at a time; the second half of the last step must hold zeros.
-        target, zeros = scratch + frame[AT_VALUES], scratch + frame[AT_ZEROS]
-        pack_values(kernels, rows, 0, groups * 16, head_dim, target, zeros)
+        _prefetch_rows(frame, plane, sequence, start + first, end)
+    for first in range(0, count, 32):
+        for part in range(first, first + 32, 16):
+            ahead = start + part + _AHEAD
+            _prefetch_rows(frame, plane, sequence, ahead, end)
+            for index in range(part, min(part + 16, end - start), run):
+                source = _row_address(frame, plane, sequence, start + index)
+                num_bytes = min(run, end - start - index) * row_bytes
+                copy_rows(kernels, source, num_bytes, keys + index * held)
+                copy_rows(kernels, source + frame[VALUE_OFFSET], num_bytes, rows + (index - first) * held)
+        for offset in range(max(0, end - start - first) * held, 32 * held, 64):
+            simd.store_floats(rows + offset, simd.splat(np.float32(0.0)))
+        pack_values(kernels, frame, scratch, head_dim, first)
 
 
-def key_bytes(kernels: Any) -> int:
-    """Bytes that sixteen packed keys take per element of the head."""
+def store_weights(kernels: Any, target: int, key: int, even: Any, odd: Any) -> None:
+    """Softmax weights of sixteen lanes for two keys, as the value product takes them."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(key_bytes)
-def _key_bytes(kernels: Any) -> Any:
+@inlined_variant(store_weights)
+def _store_weights(kernels: Any, target: Any, key: Any, even: Any, odd: Any) -> Any:
     if is_amx(kernels):
-        return lambda kernels: 32
-    return lambda kernels: 64
+        return lambda kernels, target, key, even, odd: simd.store_weight_pair(target + key * 32, even, odd)
 
+    def floats(kernels: Any, target: Any, key: Any, even: Any, odd: Any) -> None:
+        simd.store_floats(target + key * LANES_BYTES, even)
+        simd.store_floats(target + (key + 1) * LANES_BYTES, odd)
 
-@kernel
-def _four_scores(q: int, stride: int, head_dim: int, keys: int, out: int, out_stride: int, kernels: Any) -> None:
-    zero = simd.splat(np.float32(0.0))
-    s0, s1, s2, s3 = zero, zero, zero, zero
-    for d in range(head_dim):
-        key = simd.load_floats(keys + d * 64)
-        s0 = simd.fma(splat_element(kernels, q, d), key, s0)
-        s1 = simd.fma(splat_element(kernels, q + stride, d), key, s1)
-        s2 = simd.fma(splat_element(kernels, q + 2 * stride, d), key, s2)
-        s3 = simd.fma(splat_element(kernels, q + 3 * stride, d), key, s3)
-    simd.store_floats(out, s0)
-    simd.store_floats(out + out_stride, s1)
-    simd.store_floats(out + 2 * out_stride, s2)
-    simd.store_floats(out + 3 * out_stride, s3)
-
-
-@kernel
-def _four_outputs(p: int, stride: int, keys: int, values: int, value_stride: int, out: int, out_stride: int) -> None:
-    zero = simd.splat(np.float32(0.0))
-    o0, o1, o2, o3 = zero, zero, zero, zero
-    for key in range(keys):
-        value = simd.load_floats(values + key * value_stride)
-        o0 = simd.fma(simd.splat(simd.load_float(p + key * 4)), value, o0)
-        o1 = simd.fma(simd.splat(simd.load_float(p + stride + key * 4)), value, o1)
-        o2 = simd.fma(simd.splat(simd.load_float(p + 2 * stride + key * 4)), value, o2)
-        o3 = simd.fma(simd.splat(simd.load_float(p + 3 * stride + key * 4)), value, o3)
-    simd.store_floats(out, o0)
-    simd.store_floats(out + out_stride, o1)
-    simd.store_floats(out + 2 * out_stride, o2)
-    simd.store_floats(out + 3 * out_stride, o3)
-
-
-def splat_element(kernels: Any, base: int, index: int) -> Any:
-    """One stored element in all lanes."""
-    raise NotImplementedError("compiled code only")
-
-
-@inlined_variant(splat_element)
-def _splat_element(kernels: Any, base: Any, index: Any) -> Any:
-    if is_float32(kernels):
-        return lambda kernels, base, index: simd.splat(simd.load_float(base + index * 4))
-    return lambda kernels, base, index: simd.splat_bf16(base + index * 2)
-
-
-def scores(kernels: Any, frame: Any, scratch: int, queries: int, lanes: int, keys: int) -> None:
-    """Query-key products of at most 32 lanes and `keys` packed keys, float32 [lane, key] at AT_SCORES."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(scores)
-def _scores(kernels: Any, frame: Any, scratch: Any, queries: Any, lanes: Any, keys: Any) -> Any:
-    if is_amx(kernels):
-
-        def tiles(kernels: Any, frame: Any, scratch: Any, queries: Any, lanes: Any, keys: Any) -> None:
-            head_dim, row = frame[HEAD_DIM], frame[SCORE_ROW]
-            wide = (head_dim >> 5) * 1024
-            for first in range(0, keys, 32):
-                packed = scratch + frame[AT_KEYS] + (first >> 4) * wide
-                out = scratch + frame[AT_SCORES] + first * 4
-                if lanes > 16:
-                    amx.product_2x2(
-                        queries, head_dim * 2, 64, head_dim * 32, packed, 1024, wide, head_dim >> 5,
-                        out, row, row * 16, 64,
-                    )  # fmt: skip
-                else:
-                    amx.product_1x2(
-                        queries, head_dim * 2, 64, head_dim * 32, packed, 1024, wide, head_dim >> 5,
-                        out, row, row * 16, 64,
-                    )  # fmt: skip
-
-        return tiles
-
-    def plain(kernels: Any, frame: Any, scratch: Any, queries: Any, lanes: Any, keys: Any) -> None:
-        head_dim, row = frame[HEAD_DIM], frame[SCORE_ROW]
-        stride = head_dim * element_bytes(kernels)
-        for first in range(0, keys, 16):
-            packed = scratch + frame[AT_KEYS] + first * head_dim * 4
-            for lane in range(0, lanes, 4):
-                out = scratch + frame[AT_SCORES] + lane * row + first * 4
-                _four_scores(queries + lane * stride, stride, head_dim, packed, out, row, kernels)
-
-    return plain
-
-
-def store_probability(kernels: Any, base: int, key: int, vector: Any) -> None:
-    """Sixteen softmax weights in the type the value product takes."""
-    raise NotImplementedError("compiled code only")
-
-
-@inlined_variant(store_probability)
-def _store_probability(kernels: Any, base: Any, key: Any, vector: Any) -> Any:
-    if is_amx(kernels):
-        return lambda kernels, base, key, vector: simd.store_weight(base + key * 2, vector)
-    return lambda kernels, base, key, vector: simd.store_floats(base + key * 4, vector)
+    return floats
 
 
 def power(kernels: Any, vector: Any) -> Any:
@@ -310,171 +164,168 @@ def _power(kernels: Any, vector: Any) -> Any:
 
 
 @kernel
-def _softmax_row(kernels: Any, row: int, out: int, valid: int, padded: int, scale: float) -> Any:
-    """Weights of one lane over its `valid` keys, zero up to `padded`; returns (maximum, sum), base 2."""
-    # Two chains of maxima and sums, because one would wait for its own last result.
-    top, other_top = simd.splat(_NOTHING), simd.splat(_NOTHING)
-    full, even = valid & ~15, valid & ~31
-    for key in range(0, even, 32):
-        top = simd.maximum(simd.load_floats(row + key * 4), top)
-        other_top = simd.maximum(simd.load_floats(row + key * 4 + 64), other_top)
-    if even < full:
-        top = simd.maximum(simd.load_floats(row + even * 4), top)
-    rest = valid - full
-    if rest:
-        other_top = simd.maximum(simd.keep_first(simd.load_floats(row + full * 4), rest, _NOTHING), other_top)
-    maximum = simd.reduce_max(simd.maximum(top, other_top)) * np.float32(scale)
-    factor, shift = simd.splat(np.float32(scale)), simd.splat(-maximum)
+def _softmax(
+    kernels: Any, source: int, target: int, keys: int, limits: int, start: int, scale: float, statistics: int
+) -> None:
+    """Weights of sixteen lanes over `keys` keys (an even number) from `start`; writes (maximum, sum), base 2.
+
+    A lane uses the keys before its limit; the first lane's limit is the lowest.
+    """
+    masked = start + keys > np.int64(simd.load_int32(limits))
+    bounds = simd.add_ints(simd.load_ints(limits), simd.splat_ints(np.int32(-start)))
+    nothing = simd.splat(_NOTHING)
+    top, other_top = nothing, nothing
+    if masked:
+        for key in range(0, keys, 2):
+            even = simd.load_floats(source + key * LANES_BYTES)
+            odd = simd.load_floats(source + (key + 1) * LANES_BYTES)
+            top = simd.maximum(simd.keep_under(even, bounds, np.int32(key), _NOTHING), top)
+            other_top = simd.maximum(simd.keep_under(odd, bounds, np.int32(key + 1), _NOTHING), other_top)
+    else:
+        for key in range(0, keys, 2):
+            top = simd.maximum(simd.load_floats(source + key * LANES_BYTES), top)
+            other_top = simd.maximum(simd.load_floats(source + (key + 1) * LANES_BYTES), other_top)
+    factor = simd.splat(np.float32(scale))
+    maximum = simd.mul(simd.maximum(top, other_top), factor)
+    shift = simd.sub(simd.splat(np.float32(0.0)), maximum)
     total, other_total = simd.splat(np.float32(0.0)), simd.splat(np.float32(0.0))
-    for key in range(0, even, 32):
-        weight = power(kernels, simd.fma(simd.load_floats(row + key * 4), factor, shift))
-        other_weight = power(kernels, simd.fma(simd.load_floats(row + key * 4 + 64), factor, shift))
-        total, other_total = simd.add(total, weight), simd.add(other_total, other_weight)
-        store_probability(kernels, out, key, weight)
-        store_probability(kernels, out, key + 16, other_weight)
-    if even < full:
-        weight = power(kernels, simd.fma(simd.load_floats(row + even * 4), factor, shift))
-        total = simd.add(total, weight)
-        store_probability(kernels, out, even, weight)
-    if rest:
-        weight = power(kernels, simd.fma(simd.load_floats(row + full * 4), factor, shift))
-        weight = simd.keep_first(weight, rest, np.float32(0.0))
-        other_total = simd.add(other_total, weight)
-        store_probability(kernels, out, full, weight)
-    for key in range((valid + 15) & ~15, padded, 16):
-        store_probability(kernels, out, key, simd.splat(np.float32(0.0)))
-    return maximum, simd.reduce_add(simd.add(total, other_total))
-
-
-def outputs(kernels: Any, frame: Any, scratch: int, lanes: int, keys: int) -> None:
-    """Softmax weights by values, float32 [lane, head_dim] at AT_OUTPUT."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(outputs)
-def _outputs(kernels: Any, frame: Any, scratch: Any, lanes: Any, keys: Any) -> Any:
-    if is_amx(kernels):
-
-        def tiles(kernels: Any, frame: Any, scratch: Any, lanes: Any, keys: Any) -> None:
-            head_dim, row = frame[HEAD_DIM], frame[WEIGHT_ROW]
-            wide = (SPAN // 32) * 1024
-            weights, steps = scratch + frame[AT_WEIGHTS], (keys + 31) >> 5
-            for column in range(0, head_dim, 32):
-                packed = scratch + frame[AT_VALUES] + (column >> 4) * wide
-                out = scratch + frame[AT_OUTPUT] + column * 4
-                if lanes > 16:
-                    amx.product_2x2(
-                        weights, row, 64, row * 16, packed, 1024, wide, steps, out, head_dim * 4, head_dim * 64, 64
-                    )
-                else:
-                    amx.product_1x2(
-                        weights, row, 64, row * 16, packed, 1024, wide, steps, out, head_dim * 4, head_dim * 64, 64
-                    )
-
-        return tiles
-
-    def plain(kernels: Any, frame: Any, scratch: Any, lanes: Any, keys: Any) -> None:
-        head_dim, row = frame[HEAD_DIM], frame[WEIGHT_ROW]
-        for lane in range(0, lanes, 4):
-            weights = scratch + frame[AT_WEIGHTS] + lane * row
-            out = scratch + frame[AT_OUTPUT] + lane * head_dim * 4
-            for column in range(0, head_dim, 16):
-                values = scratch + frame[AT_VALUES] + column * 4
-                _four_outputs(weights, row, keys, values, head_dim * 4, out + column * 4, head_dim * 4)
-
-    return plain
+    if masked:
+        for key in range(0, keys, 2):
+            even = power(kernels, simd.fma(simd.load_floats(source + key * LANES_BYTES), factor, shift))
+            odd = power(kernels, simd.fma(simd.load_floats(source + (key + 1) * LANES_BYTES), factor, shift))
+            even = simd.keep_under(even, bounds, np.int32(key), np.float32(0.0))
+            odd = simd.keep_under(odd, bounds, np.int32(key + 1), np.float32(0.0))
+            total, other_total = simd.add(total, even), simd.add(other_total, odd)
+            store_weights(kernels, target, key, even, odd)
+    else:
+        for key in range(0, keys, 2):
+            even = power(kernels, simd.fma(simd.load_floats(source + key * LANES_BYTES), factor, shift))
+            odd = power(kernels, simd.fma(simd.load_floats(source + (key + 1) * LANES_BYTES), factor, shift))
+            total, other_total = simd.add(total, even), simd.add(other_total, odd)
+            store_weights(kernels, target, key, even, odd)
+    simd.store_floats(statistics, maximum)
+    simd.store_floats(statistics + 64, simd.add(total, other_total))
 
 
 @kernel
-def _merge(state: int, head_dim: int, values: int, maximum: float, total: float) -> None:
-    """Merge one span of one lane into its state [head_dim sums, maximum, sum]."""
-    old_maximum = simd.load_float(state + head_dim * 4)
-    old_total = simd.load_float(state + head_dim * 4 + 4)
-    if old_total == np.float32(0.0):
-        # Nothing to merge with: what the sums below would give, without their cost.
-        for column in range(0, head_dim, 16):
-            simd.store_floats(state + column * 4, simd.load_floats(values + column * 4))
-        simd.store_float(state + head_dim * 4, np.float32(maximum))
-        simd.store_float(state + head_dim * 4 + 4, np.float32(total))
-        return
-    top = max(old_maximum, maximum)
-    keep = simd.exp2(simd.splat(np.float32(old_maximum - top)))
-    take = simd.exp2(simd.splat(np.float32(maximum - top)))
-    for column in range(0, head_dim, 16):
-        kept = simd.mul(simd.load_floats(state + column * 4), keep)
-        simd.store_floats(state + column * 4, simd.fma(simd.load_floats(values + column * 4), take, kept))
-    both = simd.fma(simd.splat(np.float32(total)), take, simd.mul(simd.splat(old_total), keep))
-    simd.store_float(state + head_dim * 4, top)
-    simd.store_float(state + head_dim * 4 + 4, simd.reduce_max(both))
+def _merge(state: int, head_dim: int, values: int, stride: int, statistics: int) -> None:
+    """Merge one span of sixteen lanes, rows of `values` at `stride`, into their state [head_dim sums, maximum, sum].
+
+    An empty state and an empty span both have the sum zero and change nothing.
+    """
+    old_maximum, maximum = simd.load_floats(state + head_dim * 64), simd.load_floats(statistics)
+    old_total, total = simd.load_floats(state + head_dim * 64 + 64), simd.load_floats(statistics + 64)
+    top = simd.maximum(old_maximum, maximum)
+    keep, take = simd.exp2(simd.sub(old_maximum, top)), simd.exp2(simd.sub(maximum, top))
+    for row in range(head_dim):
+        kept = simd.mul(simd.load_floats(state + row * 64), keep)
+        simd.store_floats(state + row * 64, simd.fma(simd.load_floats(values + row * stride), take, kept))
+    simd.store_floats(state + head_dim * 64, top)
+    simd.store_floats(state + head_dim * 64 + 64, simd.fma(total, take, simd.mul(old_total, keep)))
 
 
 @kernel
 def _clear(state: int, head_dim: int) -> None:
-    for column in range(0, head_dim, 16):
-        simd.store_floats(state + column * 4, simd.splat(np.float32(0.0)))
-    simd.store_float(state + head_dim * 4, _NOTHING)
-    simd.store_float(state + head_dim * 4 + 4, np.float32(0.0))
+    for row in range(head_dim + 2):
+        simd.store_floats(state + row * 64, simd.splat(np.float32(0.0)))
+    simd.store_floats(state + head_dim * 64, simd.splat(_NOTHING))
 
 
 @kernel
-def _store_output(kernels: Any, frame: Any, state: int, row: int, head: int) -> None:
-    head_dim = frame[HEAD_DIM]
-    inverse = simd.splat(np.float32(1.0) / simd.load_float(state + head_dim * 4 + 4))
+def _store_lanes(kernels: Any, frame: Any, state: int, row: int, rows: int, head: int, tile: int, scratch: int) -> None:
+    """Write the finished states of one tile of lanes of the `rows` rows from `row` as inputs of the next product."""
+    head_dim, group = frame[HEAD_DIM], frame[HEADS] // frame[KV_HEADS]
+    inverse = simd.div(simd.splat(np.float32(1.0)), simd.load_floats(state + head_dim * 64 + 64))
+    for index in range(head_dim):
+        simd.store_floats(state + index * 64, simd.mul(simd.load_floats(state + index * 64), inverse))
+    lines = scratch + frame[AT_OUTPUT]
     for column in range(0, head_dim, 16):
-        value = simd.mul(simd.load_floats(state + column * 4), inverse)
-        target = activation(kernels, frame[MIXED], row, head * head_dim + column, frame[MIXED_COLUMNS])
-        store_values(kernels, target, value)
+        simd.transpose_words(state + column * 64, 64, lines + column * 4, head_dim * 4)
+    for lane in range(tile * 16, min(tile * 16 + 16, rows * group)):
+        first_column = (head * group + lane % group) * head_dim
+        for column in range(0, head_dim, 16):
+            target = activation(kernels, frame[MIXED], row + lane // group, first_column + column, frame[MIXED_COLUMNS])
+            value = simd.load_floats(lines + ((lane - tile * 16) * head_dim + column) * 4)
+            store_values(kernels, target, value)
+
+
+@kernel
+def _attend_span_in_place(
+    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, state: int
+) -> None:
+    """The only tile of lanes over one span, without a copy of the keys."""
+    end = np.int64(simd.load_int32(frame[CONTEXT_LENS] + sequence * 4))
+    limits, statistics = scratch + frame[AT_LIMITS], scratch + frame[AT_STATISTICS]
+    keys = min(SPAN, np.int64(simd.load_int32(limits + 60)) - start)
+    padded = (keys + 31) & ~31
+    for first in range(0, _AHEAD, 16):
+        _prefetch_rows(frame, plane, sequence, start + first, end)
+    rows = np.int64(0)
+    for first in range(0, padded, 16):
+        _prefetch_rows(frame, plane, sequence, start + first + _AHEAD, end)
+        if start + first < end:
+            rows = _row_address(frame, plane, sequence, start + first)
+        take_rows(kernels, frame, scratch, first, rows, end - start - first)
+    scores_in_place(kernels, frame, scratch, padded)
+    _softmax(
+        kernels, scratch + frame[AT_SCORES], scratch + frame[AT_WEIGHTS], padded, limits, start,
+        simd.load_float(frame[SCALE]), statistics,
+    )  # fmt: skip
+    weighted_values_in_place(kernels, frame, scratch, padded)
+    _merge(state, frame[HEAD_DIM], scratch + frame[AT_OUTPUT], LANES_BYTES, statistics)
 
 
 @kernel
 def _attend_span(
-    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, head: int, span: int,
-    row: int, rows: int, states: int,
-) -> None:  # fmt: skip
-    """All query lanes of `rows` rows over one span; their states lie one after the other at `states`."""
-    group = frame[HEADS] // frame[KV_HEADS]
+    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, span: int, tiles: int, states: int
+) -> None:
+    """All tiles of lanes over one span; their states lie one after the other at `states`."""
     head_dim = frame[HEAD_DIM]
     end = np.int64(simd.load_int32(frame[CONTEXT_LENS] + sequence * 4))
-    last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4))
+    limits = scratch + frame[AT_LIMITS]
     start = span * SPAN
-    _pack_span(kernels, frame, scratch, plane, sequence, start, min(SPAN, last + 1 - start), end)
+    last = np.int64(simd.load_int32(limits + (tiles * 16 - 1) * 4))
+    _gather_span(kernels, frame, scratch, plane, sequence, start, min(SPAN, last - start), end)
     scale = simd.load_float(frame[SCALE])
-    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * element_bytes(kernels)
-    lanes = rows * group
-    for first in range(0, lanes, 32):
-        here = min(32, lanes - first)
-        last = np.int64(simd.load_int32(frame[POSITIONS] + (row + (first + here - 1) // group) * 4))
-        keys = min(SPAN, last + 1 - start)
+    statistics, output = scratch + frame[AT_STATISTICS], scratch + frame[AT_OUTPUT]
+    for tile in range(0, tiles, 2):
+        pair = min(2, tiles - tile)
+        keys = min(SPAN, np.int64(simd.load_int32(limits + ((tile + pair) * 16 - 1) * 4)) - start)
         if keys <= 0:
             continue
-        padded = (keys + 31) & ~31
-        scores(kernels, frame, scratch, queries + first * head_dim * element_bytes(kernels), here, keys)
-        token, member = row + first // group, first % group
-        for lane in range(here):
-            position = np.int64(simd.load_int32(frame[POSITIONS] + token * 4))
-            valid = min(SPAN, max(0, position + 1 - start))
-            member += 1
-            if member == group:
-                token, member = token + 1, 0
-            source = scratch + frame[AT_SCORES] + lane * frame[SCORE_ROW]
-            target = scratch + frame[AT_WEIGHTS] + lane * frame[WEIGHT_ROW]
-            maximum, total = _softmax_row(kernels, source, target, valid, padded, scale)
-            statistics = scratch + frame[AT_OUTPUT] + 32 * head_dim * 4 + lane * 8
-            simd.store_float(statistics, maximum)
-            simd.store_float(statistics + 4, total)
-        outputs(kernels, frame, scratch, here, keys)
-        for lane in range(here):
-            statistics = scratch + frame[AT_OUTPUT] + 32 * head_dim * 4 + lane * 8
-            total = simd.load_float(statistics + 4)
-            if total > np.float32(0.0):
-                values = scratch + frame[AT_OUTPUT] + lane * head_dim * 4
-                state = states + (first + lane) * frame[STATE_ROW]
-                _merge(state, head_dim, values, simd.load_float(statistics), total)
+        keys = (keys + 31) & ~31
+        scores(kernels, frame, scratch, tile, pair, keys)
+        for member in range(pair):
+            _softmax(
+                kernels, scratch + frame[AT_SCORES] + member * 64,
+                scratch + frame[AT_WEIGHTS] + member * weights_bytes(kernels), keys, limits + (tile + member) * 64,
+                start, scale, statistics + member * 128,
+            )  # fmt: skip
+        weighted_values(kernels, frame, scratch, pair, keys)
+        for member in range(pair):
+            state = states + (tile + member) * frame[STATE_BYTES]
+            _merge(state, head_dim, output + member * 64, LANES_BYTES, statistics + member * 128)
+
+
+@kernel
+def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, rows: int, tiles: int) -> None:
+    """Pack the queries of all lanes of `rows` rows and note up to which key each lane may look."""
+    head_dim, group = frame[HEAD_DIM], frame[HEADS] // frame[KV_HEADS]
+    limits = scratch + frame[AT_LIMITS]
+    for lane in range(tiles * 16):
+        # Lanes past the last row look as far as it does; nothing reads their results.
+        token = min(lane // group, rows - 1)
+        position = simd.load_int32(frame[POSITIONS] + (row + token) * 4)
+        simd.store_int32(limits + lane * 4, np.int32(position + 1))
+    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * element_bytes(kernels)
+    for tile in range(tiles):
+        source = queries + tile * 16 * head_dim * element_bytes(kernels)
+        pack_queries(kernels, source, head_dim, scratch + frame[AT_QUERIES], tile)
 
 
 @kernel
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
-    """This thread's share of one layer: whole prefill items, and single spans of decodes left as partial states."""
+    """This thread's share of one layer: finished rows, and single spans of split decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
     while True:
         item = sync.fetch_add_int64(counter, 1)
@@ -487,34 +338,41 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
         span = np.int64(simd.load_int32(task + TASK_SPAN * 4))
         slot = np.int64(simd.load_int32(task + TASK_SLOT * 4))
         plane = layer * frame[LAYER_BYTES] + head * frame[HEAD_BYTES]
+        tiles = (rows * group + 15) >> 4
         states = scratch + frame[AT_STATE]
         if span >= 0:
-            states = frame[PARTIALS] + (slot * kv_heads + head) * group * frame[STATE_ROW]
-        for lane in range(rows * group):
-            _clear(states + lane * frame[STATE_ROW], head_dim)
-        if span >= 0:
-            _attend_span(kernels, frame, scratch, plane, sequence, head, span, row, rows, states)
-            continue
-        last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4))
-        for step in range(last // SPAN + 1):
-            _attend_span(kernels, frame, scratch, plane, sequence, head, step, row, rows, states)
-        for lane in range(rows * group):
-            head_index = head * group + lane % group
-            _store_output(kernels, frame, states + lane * frame[STATE_ROW], row + lane // group, head_index)
+            states = frame[PARTIALS] + (slot * kv_heads + head) * tiles * frame[STATE_BYTES]
+        for tile in range(tiles):
+            _clear(states + tile * frame[STATE_BYTES], head_dim)
+        _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
+        first, last = span, span
+        if span < 0:
+            first, last = 0, np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
+        in_place = reads_in_place(kernels, frame, tiles)
+        for step in range(first, last + 1):
+            if in_place:
+                _attend_span_in_place(kernels, frame, scratch, plane, sequence, step * SPAN, states)
+            else:
+                _attend_span(kernels, frame, scratch, plane, sequence, step, tiles, states)
+        if span < 0:
+            for tile in range(tiles):
+                _store_lanes(kernels, frame, states + tile * frame[STATE_BYTES], row, rows, head, tile, scratch)
 
 
 @kernel
-def combine(kernels: Any, frame: Any, rank: int, size: int) -> None:
-    """Merge the partial states of this thread's decodes, in the order of their spans."""
+def combine(kernels: Any, frame: Any, rank: int, size: int, scratch: int) -> None:
+    """Merge the partial states of this thread's split decodes, in the order of their spans."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
-    for item in range(rank, frame[NUM_DECODES] * frame[HEADS], size):
-        sequence, head = item // frame[HEADS], item % frame[HEADS]
+    tiles = (group + 15) >> 4
+    for item in range(rank, frame[NUM_DECODES] * kv_heads, size):
+        sequence, head = item // kv_heads, item % kv_heads
         first = np.int64(simd.load_int32(frame[DECODE_SLOTS] + sequence * 4))
         last = np.int64(simd.load_int32(frame[DECODE_SLOTS] + sequence * 4 + 4))
-        lane = (head // group) * group + head % group
-        state = frame[PARTIALS] + (first * kv_heads * group + lane) * frame[STATE_ROW]
-        for slot in range(first + 1, last):
-            part = frame[PARTIALS] + (slot * kv_heads * group + lane) * frame[STATE_ROW]
-            maximum = simd.load_float(part + head_dim * 4)
-            _merge(state, head_dim, part, maximum, simd.load_float(part + head_dim * 4 + 4))
-        _store_output(kernels, frame, state, sequence, head)
+        if first == last:
+            continue
+        for tile in range(tiles):
+            state = frame[PARTIALS] + ((first * kv_heads + head) * tiles + tile) * frame[STATE_BYTES]
+            for slot in range(first + 1, last):
+                part = frame[PARTIALS] + ((slot * kv_heads + head) * tiles + tile) * frame[STATE_BYTES]
+                _merge(state, head_dim, part, 64, part + head_dim * 64)
+            _store_lanes(kernels, frame, state, sequence, 1, head, tile, scratch)

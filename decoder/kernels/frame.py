@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 SPAN: Final = 256  # keys of one softmax span; a multiple of 32. Spans start at absolute multiples of it
 ROW_BLOCK: Final = 32  # rows of one product
-ITEM_LANES: Final = 128  # query lanes (token, head of the group) that share one packing of a span
+ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
+LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes
 
 
 class Float32Kernels(NamedTuple):
@@ -36,12 +37,12 @@ class AmxKernels(NamedTuple):
     VOCAB_COLUMNS, MAX_POSITION, BLOCK_TOKENS, BLOCK_BYTES, LAYER_BYTES, VALUE_OFFSET, HEAD_BYTES, ROW_BYTES,
     LAYERS, EMBEDDING, FINAL_NORM, HEAD, COSINES, SINES, TILE_CONFIG,
     RESIDUAL, NORMED, QKV, QUERIES, QUERY_PLANE_BYTES, MIXED, GATED, LOGITS, PARTIALS,
-    SCRATCH, SCRATCH_BYTES, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_STATE, AT_OUTPUT, AT_ROWS, AT_ZEROS,
-    SCORE_ROW, WEIGHT_ROW, STATE_ROW,
+    SCRATCH, SCRATCH_BYTES, AT_QUERIES, AT_LIMITS, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_ROWS, AT_STATE,
+    AT_STATISTICS, AT_OUTPUT, STATE_BYTES,
     ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
-    NUM_DECODES, DECODE_SLOTS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
+    NUM_DECODES, NUM_PARTIALS, DECODE_SLOTS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
     FRAME_WORDS,
-) = range(66)  # fmt: skip
+) = range(67)  # fmt: skip
 
 LAYER_NORM, LAYER_QKV, LAYER_MIX, LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_WORDS = range(7)
 

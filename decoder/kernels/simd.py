@@ -96,7 +96,7 @@ def _memory_store(value_type: Any, llvm: Any, align: int) -> Any:
 
 
 def _operation(result: Any, operands: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
-    """An intrinsic of one to three operands whose code is `emit(builder, *operands)`."""
+    """An intrinsic of one to four operands whose code is `emit(builder, *operands)`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit(builder, *args)
@@ -114,10 +114,17 @@ def _operation(result: Any, operands: tuple[Any, ...], emit: Callable[..., Any])
 
         return intrinsic(declare_two)
 
-    def declare_three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    if len(operands) == 3:
+
+        def declare_three(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+            return result(*operands), generate
+
+        return intrinsic(declare_three)
+
+    def declare_four(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         return result(*operands), generate
 
-    return intrinsic(declare_three)
+    return intrinsic(declare_four)
 
 
 def _emit_splat(builder: Any, value: Any, kind: Any = _VF32) -> Any:
@@ -155,9 +162,8 @@ def _emit_min(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-def _emit_keep_first(builder: Any, vector: Any, count: Any, fill: Any) -> Any:
-    iota = ir.Constant(_VI32, list(range(LANES)))
-    inside = builder.icmp_signed("<", iota, _emit_splat(builder, builder.trunc(count, _I32), _VI32))
+def _emit_keep_under(builder: Any, vector: Any, limits: Any, index: Any, fill: Any) -> Any:
+    inside = builder.icmp_signed("<", _emit_splat(builder, index, _VI32), limits)
     return builder.select(inside, vector, _emit_splat(builder, fill))
 
 
@@ -174,12 +180,24 @@ def _emit_store_bf16(builder: Any, address: Any, vector: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-def _emit_store_weight(builder: Any, address: Any, vector: Any) -> Any:
+def _emit_store_weight_pair(builder: Any, address: Any, even: Any, odd: Any) -> Any:
     # Attention weights are positive and finite: rounding half up needs no look at the lowest kept bit.
-    bits = builder.add(builder.bitcast(vector, _VI32), _splat_constant(_VI32, 0x8000))
-    high = builder.lshr(bits, _splat_constant(_VI32, 16))
-    builder.store(builder.trunc(high, _VI16), _pointer(builder, address, _VI16), align=2)
+    half = _splat_constant(_VI32, 0x8000)
+    low = builder.lshr(builder.add(builder.bitcast(even, _VI32), half), _splat_constant(_VI32, 16))
+    high = builder.and_(builder.add(builder.bitcast(odd, _VI32), half), _splat_constant(_VI32, 0xFFFF0000))
+    builder.store(builder.or_(low, high), _pointer(builder, address, _VI32), align=4)
     return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_above_floor(builder: Any, vector: Any) -> Any:
+    # vreduceps with no kept fraction bits, rounding down, quiet.
+    arguments = [vector, _I32(9), vector, _I16(-1), _I32(4)]
+    return _call(builder, "llvm.x86.avx512.mask.reduce.ps.512", _VF32, arguments)
+
+
+def _emit_scale_by_floor(builder: Any, vector: Any, exponent: Any) -> Any:
+    arguments = [vector, exponent, vector, _I16(-1), _I32(4)]
+    return _call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _VF32, arguments)
 
 
 def _emit_prefetch(builder: Any, address: Any) -> Any:
@@ -190,12 +208,32 @@ def _emit_prefetch(builder: Any, address: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-def _emit_store_pairs(builder: Any, address: Any, even: Any, odd: Any) -> Any:
+def _emit_pairs(builder: Any, even: Any, odd: Any) -> Any:
+    """Sixteen bfloat16 at two addresses as words: an element of the first and its neighbour of the second."""
     low = builder.zext(builder.load(_pointer(builder, even, _VI16), align=2), _VI32)
     high = builder.zext(builder.load(_pointer(builder, odd, _VI16), align=2), _VI32)
-    both = builder.or_(low, builder.shl(high, _splat_constant(_VI32, 16)))
-    builder.store(both, _pointer(builder, address, _VI32), align=4)
+    return builder.or_(low, builder.shl(high, _splat_constant(_VI32, 16)))
+
+
+def _emit_store_pairs(builder: Any, address: Any, even: Any, odd: Any) -> Any:
+    builder.store(_emit_pairs(builder, even, odd), _pointer(builder, address, _VI32), align=4)
     return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _load_words(builder: Any, start: Any, stride: Any, row: int) -> Any:
+    return builder.load(_pointer(builder, _row(builder, start, stride, row), _VI32), align=4)
+
+
+def _load_wide_bf16(builder: Any, start: Any, stride: Any, row: int) -> Any:
+    return _emit_load_bf16(builder, _row(builder, start, stride, row))
+
+
+def _load_pairs(builder: Any, start: Any, stride: Any, row: int) -> Any:
+    return _emit_pairs(builder, _row(builder, start, stride, 2 * row), _row(builder, start, stride, 2 * row + 1))
+
+
+def _row(builder: Any, start: Any, stride: Any, row: int) -> Any:
+    return builder.add(start, builder.mul(stride, ir.IntType(64)(row)))
 
 
 def _emit_transpose(builder: Any, rows: list[Any], kind: Any) -> list[Any]:
@@ -218,7 +256,7 @@ def _transpose(load: Callable[..., Any], kind: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             i64 = ir.IntType(64)
             start, stride, out, out_stride = args
-            rows = [load(builder, builder.add(start, builder.mul(stride, i64(row)))) for row in range(LANES)]
+            rows = [load(builder, start, stride, row) for row in range(LANES)]
             for row, vector in enumerate(_emit_transpose(builder, rows, kind)):
                 address = builder.add(out, builder.mul(out_stride, i64(row)))
                 builder.store(vector, _pointer(builder, address, kind), align=4)
@@ -236,7 +274,9 @@ store_ints = _memory_store(INTS, _VI32, 4)
 load_float = _memory_load(types.float32, _F32, 4)
 store_float = _memory_store(types.float32, _F32, 4)
 load_int32 = _memory_load(types.int32, _I32, 4)
+store_int32 = _memory_store(types.int32, _I32, 4)
 load_int64 = _memory_load(types.int64, ir.IntType(64), 8)
+store_int64 = _memory_store(types.int64, ir.IntType(64), 8)
 store_uint16 = _memory_store(types.uint16, _I16, 2)
 load_uint16 = _memory_load(types.uint16, _I16, 2)
 
@@ -249,9 +289,11 @@ div = _operation(FLOATS, (FLOATS, FLOATS), lambda b, x, y: b.fdiv(x, y))
 fma = _operation(FLOATS, (FLOATS,) * 3, lambda b, x, y, z: _call(b, "llvm.fma.v16f32", _VF32, [x, y, z]))
 maximum = _operation(FLOATS, (FLOATS, FLOATS), _emit_max)
 minimum = _operation(FLOATS, (FLOATS, FLOATS), _emit_min)
-keep_first = _operation(FLOATS, (FLOATS, types.int64, types.float32), _emit_keep_first)
+keep_under = _operation(FLOATS, (FLOATS, INTS, types.int32, types.float32), _emit_keep_under)
 reduce_add = _operation(types.float32, (FLOATS,), _emit_reduce(lambda b, x, y: b.fadd(x, y)))
-reduce_max = _operation(types.float32, (FLOATS,), _emit_reduce(_emit_max))
+# x - floor(x), and x * 2**floor(y), per lane: AVX-512 only.
+above_floor = _operation(FLOATS, (FLOATS,), _emit_above_floor)
+scale_by_floor = _operation(FLOATS, (FLOATS, FLOATS), _emit_scale_by_floor)
 as_ints = _operation(INTS, (FLOATS,), lambda b, x: b.bitcast(x, _VI32))
 as_floats = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(x, _VF32))
 add_ints = _operation(INTS, (INTS, INTS), lambda b, x, y: b.add(x, y))
@@ -261,13 +303,15 @@ high_halves = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(b.and_(x, _spla
 splat_bf16 = _operation(FLOATS, (types.int64,), _emit_splat_bf16)
 load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
 store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
-store_weight = _operation(types.void, (types.int64, FLOATS), _emit_store_weight)
-prefetch = _operation(types.void, (types.int64,), _emit_prefetch)
+store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
+prefetch = _operation(types.void, (types.int64,), _emit_prefetch)
 # (source, source stride, target, target stride), strides in bytes: sixteen rows of sixteen 32-bit words.
-transpose_words = _transpose(lambda b, a: b.load(_pointer(b, a, _VI32), align=4), _VI32)
+transpose_words = _transpose(_load_words, _VI32)
 # The same for sixteen rows of sixteen bfloat16, widened to float32.
-transpose_bf16 = _transpose(_emit_load_bf16, _VF32)
+transpose_bf16 = _transpose(_load_wide_bf16, _VF32)
+# The same for 32 rows of sixteen bfloat16; a word is an element of an even row and its neighbour in the odd row.
+transpose_pairs = _transpose(_load_pairs, _VI32)
 
 _ROUND: Final = np.float32(12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
 
@@ -288,14 +332,12 @@ def exp2(x: Any) -> Any:
 
 @inlined
 def exp2_short(x: Any) -> Any:
-    """2**x per lane for x up to 126 and results that are rounded to bfloat16.
+    """2**x per lane for results that are rounded to bfloat16; AVX-512 only.
 
-    The relative error is below 2e-4; exp2_short(0) is exactly one.
+    The relative error is below 1e-4; exp2_short(0) is exactly one; results below 2**-126 are tiny or zero.
     """
-    x = maximum(x, splat(np.float32(-126.0)))
-    shifted = add(x, splat(_ROUND))
-    fraction = sub(x, sub(shifted, splat(_ROUND)))
-    result = fma(fraction, splat(np.float32(0.0550086866)), splat(np.float32(0.242211362)))
-    result = fma(result, fraction, splat(np.float32(0.693282998)))
+    fraction = above_floor(x)
+    result = fma(fraction, splat(np.float32(0.0770673519)), splat(np.float32(0.227644654)))
+    result = fma(result, fraction, splat(np.float32(0.695116862)))
     result = fma(result, fraction, splat(np.float32(1.0)))
-    return as_floats(add_ints(as_ints(result), shift_left_23(as_ints(shifted))))
+    return scale_by_floor(result, x)

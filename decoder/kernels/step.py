@@ -43,9 +43,9 @@ from decoder.kernels.frame import (
     MIXED,
     MIXED_COLUMNS,
     NORMED,
-    NUM_DECODES,
     NUM_LAYERS,
     NUM_LOGITS,
+    NUM_PARTIALS,
     QKV,
     QKV_COLUMNS,
     RESIDUAL,
@@ -124,8 +124,8 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
     attention(kernels, frame, layer, frame[COUNTERS] + (counter + 1) * COUNTER_BYTES, scratch)
     sync.barrier(control, size)
-    if frame[NUM_DECODES]:
-        combine(kernels, frame, rank, size)
+    if frame[NUM_PARTIALS]:
+        combine(kernels, frame, rank, size, scratch)
         sync.barrier(control, size)
     _product(
         kernels, frame, counter + 2, rank, ADD, frame[MIXED], tokens, frame[MIXED_COLUMNS],
@@ -180,7 +180,7 @@ def _run(kernels: Any, frame: Any, rank: int) -> None:
     """Rank 0 runs one step and returns; other ranks serve steps until the team closes."""
     if rank == 0:
         sync.next_generation(frame[CONTROL])
-        _step(kernels, frame, 0)
+        _step(kernels, frame, rank)
         return
     seen = 0
     while True:

@@ -74,6 +74,11 @@ class Workspace:
         self._set_scratch(threads, layout)
 
     @property
+    def _group_tiles(self) -> int:
+        """Tiles of sixteen lanes that the query heads of one group take."""
+        return -(-self._config.group_size // 16)
+
+    @property
     def tokens_per_item(self) -> int:
         """Query tokens of one prefill task of attention."""
         return max(1, f.ITEM_LANES // self._config.group_size)
@@ -81,17 +86,15 @@ class Workspace:
     def _set_scratch(self, threads: int, layout: KvLayout) -> None:
         frame, config = self._frame, self._config
         head_dim = config.head_dim
-        lanes = round_up(self.tokens_per_item * config.group_size, 32)
-        # Rows are a cache line longer than a power of two, so that a tile's rows fall into different cache sets.
-        frame[f.SCORE_ROW] = f.SPAN * 4 + 64
-        frame[f.WEIGHT_ROW] = f.SPAN * (2 if self._amx else 4) + 64
-        frame[f.STATE_ROW] = head_dim * 4 + 64
+        lanes = round_up(self.tokens_per_item * config.group_size, 16)
+        frame[f.STATE_BYTES] = (head_dim + 2) * 64
         offset = f.ROW_BLOCK * 32 * 4
         for index, num_bytes in (
-            (f.AT_SCORES, 32 * int(frame[f.SCORE_ROW])), (f.AT_WEIGHTS, 32 * int(frame[f.WEIGHT_ROW])),
-            (f.AT_KEYS, f.SPAN * head_dim * 4), (f.AT_VALUES, f.SPAN * head_dim * 4),
-            (f.AT_STATE, lanes * int(frame[f.STATE_ROW])), (f.AT_OUTPUT, 32 * head_dim * 4 + 32 * 8),
-            (f.AT_ROWS, 16 * head_dim * 4), (f.AT_ZEROS, head_dim * 4),
+            (f.AT_QUERIES, lanes * head_dim * 4), (f.AT_LIMITS, lanes * 4), (f.AT_SCORES, f.SPAN * f.LANES_BYTES),
+            (f.AT_WEIGHTS, f.SPAN * f.LANES_BYTES), (f.AT_KEYS, f.SPAN * head_dim * 4),
+            (f.AT_VALUES, f.SPAN * head_dim * 4), (f.AT_ROWS, 32 * head_dim * 4),
+            (f.AT_STATE, lanes // 16 * int(frame[f.STATE_BYTES])), (f.AT_STATISTICS, 256),
+            (f.AT_OUTPUT, head_dim * f.LANES_BYTES),
         ):  # fmt: skip
             frame[index] = offset
             offset += round_up(num_bytes, _ALIGN)
@@ -120,7 +123,7 @@ class Workspace:
             self._hold(f.LOGITS, self._logits * int(frame[f.VOCAB_COLUMNS]) * 4)
         if partials > self._partials:
             self._partials = 2 * partials
-            self._hold(f.PARTIALS, self._partials * config.num_heads * int(frame[f.STATE_ROW]))
+            self._hold(f.PARTIALS, self._partials * config.num_kv_heads * self._group_tiles * int(frame[f.STATE_BYTES]))
 
     def prepare(self, batch: StepBatch, arena: NDArray[Any]) -> NDArray[np.float32]:
         """Point the frame at a checked batch; returns the buffer that will hold its logits [R, vocab]."""
@@ -142,31 +145,31 @@ class Workspace:
         frame[f.ARENA] = arena.ctypes.data
         frame[f.TOKENS], frame[f.NUM_LOGITS], frame[f.NUM_DECODES] = tokens, logits, decodes
         frame[f.SEQUENCES], frame[f.TABLE_WIDTH] = batch.context_lens.size, batch.block_tables.shape[1]
-        frame[f.NUM_TASKS] = tasks.shape[0]
+        frame[f.NUM_TASKS], frame[f.NUM_PARTIALS] = tasks.shape[0], int(slots[-1])
         self._counters[...] = 0
         columns = int(frame[f.VOCAB_COLUMNS])
         buffer = self._buffers[f.LOGITS].view(np.float32).reshape(-1, columns)
         return buffer[:logits, : self._config.vocab_size]
 
     def _plan(self, batch: StepBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Attention tasks, the longest prefill items first, and the first partial slot of every decode."""
+        """Attention tasks, the longest first, and the first partial slot of every decode.
+
+        A decode is one task, unless it is so long that its threads would wait for it: then each span is one.
+        """
         decodes = batch.num_decodes
-        spans = -(-batch.context_lens[:decodes] // f.SPAN)
+        spans = -(-batch.context_lens[:decodes].astype(np.int64) // f.SPAN)
+        share = int(spans.sum()) * self._config.num_kv_heads // (8 * int(self._frame[f.SIZE]))
+        split = spans > max(1, share)
         slots = np.zeros(decodes + 1, np.int32)
-        np.cumsum(spans, out=slots[1:])
-        owners = np.repeat(np.arange(decodes, dtype=np.int32), spans)
-        decode = np.ones((owners.size, f.TASK_WORDS), np.int32)
-        order = np.arange(owners.size, dtype=np.int32)
-        decode[:, f.TASK_ROW] = decode[:, f.TASK_SEQUENCE] = owners
-        decode[:, f.TASK_SPAN] = order - slots[owners]
-        decode[:, f.TASK_SLOT] = order
-        prefill = []
+        np.cumsum(np.where(split, spans, 0), out=slots[1:])
+        tasks = [(int(spans[row]), (row, 1, row, -1, 0)) for row in np.flatnonzero(~split).tolist()]
+        for row in np.flatnonzero(split).tolist():
+            tasks += [(1, (row, 1, row, span, int(slots[row]) + span)) for span in range(int(spans[row]))]
         for sequence in range(decodes, batch.context_lens.size):
             first, last = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
             for row in range(first, last, self.tokens_per_item):
                 rows = min(self.tokens_per_item, last - row)
-                prefill.append((int(batch.positions[row]), (row, rows, sequence, -1, 0)))
-        prefill.sort(reverse=True)
-        if not prefill:
-            return decode, slots
-        return np.concatenate([np.array([task for _, task in prefill], np.int32), decode]), slots
+                length = (int(batch.positions[row]) // f.SPAN + 1) * rows
+                tasks.append((length, (row, rows, sequence, -1, 0)))
+        tasks.sort(key=lambda task: -task[0])
+        return np.array([task for _, task in tasks], np.int32).reshape(-1, f.TASK_WORDS), slots
