@@ -6,22 +6,22 @@ the terminal reaches the supervisor alone), and writes straight to its file, so 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli import leash
+from cli.log_lines import last_words, loud_line, warming_after
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
 MAX_TAIL_BYTES = 64 * 1024
-LOUD_LEVELS = ("error", "critical")
+MAX_TOLD = 100
 PORT_ALONE = "tcp:"
-PROGRESS = "loading the model: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +67,14 @@ class LogTail:
         return [line.decode("utf-8", "replace") for line in lines]
 
 
-def loud_line(line: str) -> str | None:
-    """What to show of a log line on the terminal: errors and the progress of loading; None for everything else."""
-    if line.startswith("error: "):
-        return line
-    if not line.startswith("{"):
-        return None
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict):
-        return None
-    if event.get("event") == "model_loading" and isinstance(event.get("fraction"), int | float):
-        return f"{PROGRESS}{event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
-    if event.get("level") not in LOUD_LEVELS or event.get("event") == "service_failed":  # an `error: ` line follows it
-        return None
-    parts = [f"{key}={value}" for key, value in event.items() if key not in _SHOWN_APART]
-    return " ".join([str(event.get("event", "error")), *parts])
-
-
-_SHOWN_APART = frozenset({"event", "level", "timestamp", "process", "exception"})
-
-
 class Child:
     """A running child. Make one with `start`."""
 
     def __init__(self, spec: ChildSpec, process: subprocess.Popen[bytes], log: Path, tail: LogTail) -> None:
         self.spec = spec
         self.log = log
-        self.spoke = False
+        self._told: deque[str] = deque(maxlen=MAX_TOLD)
+        self.warming = False
         self._born = tail.offset
         self._process = process
         self._tail = tail
@@ -143,14 +121,21 @@ class Child:
             return
 
     def loud_lines(self) -> list[str]:
-        """New lines of its log that are for the terminal. `spoke` says whether there was an error among them."""
-        shown = [line for line in map(loud_line, self._tail.new_lines()) if line is not None]
-        self.spoke = self.spoke or any(not line.startswith(PROGRESS) for line in shown)
+        """New lines of its log that are for the terminal.
+
+        `warming` then says whether its kernels are being made ready.
+        """
+        lines = self._tail.new_lines()
+        for line in lines:
+            self.warming = warming_after(line, self.warming)
+        shown = [line for line in map(loud_line, lines) if line is not None]
+        self._told.extend(shown)
         return shown
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """The end of what it logged in this life, to explain an unexpected end."""
+        """What it said last in this life that explains an unexpected end: errors and plain text not told before."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._born, size - MAX_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+            lines = last_words(file.read().decode("utf-8", "replace").splitlines(), count)
+        return [line for line in lines if line not in self._told]

@@ -26,6 +26,8 @@ from cli.restarts import RestartHistory, RestartLimits
 POLL_SECONDS = 0.05
 PROBE_TIMEOUT_SECONDS = 1.0
 PROBE_PAUSE_SECONDS = 0.2
+SILENCE_SECONDS = 3.0
+WARMING = "compiling kernels (the first start alone does, for 20 to 40 s)"
 
 
 class Stopped(Exception):
@@ -43,6 +45,8 @@ class _Slot:
     serving: bool = False
     has_served: bool = False
     next_check_seconds: float = 0.0
+    heard_seconds: float = 0.0
+    told_warming: bool = False
 
 
 @dataclass(slots=True)
@@ -101,10 +105,12 @@ class Supervisor:
             status = slot.child.exit_status()
             for line in slot.child.loud_lines():
                 self.announce(f"{slot.spec.name}: {line}")
+                slot.heard_seconds = self.clock()
             if status is not None:
                 self._child_died(slot, slot.child, status)
             elif not slot.serving and self.clock() >= slot.next_check_seconds:
                 self._check(slot, slot.child)
+                self._break_silence(slot, slot.child)
 
     def is_ready(self) -> bool:
         """Whether every child has answered SERVING since its last start."""
@@ -138,7 +144,8 @@ class Supervisor:
         return [slot for stage in self._slots for slot in stage]
 
     def _start_child(self, slot: _Slot) -> None:
-        slot.restart_at_seconds, slot.serving = None, False
+        slot.restart_at_seconds, slot.serving, slot.told_warming = None, False, False
+        slot.heard_seconds = self.clock()
         slot.child = Child.start(slot.spec, self.log_dir / f"{slot.spec.name}.log", self.environ)
 
     def _check(self, slot: _Slot, child: Child) -> None:
@@ -150,13 +157,18 @@ class Supervisor:
             slot.has_served = True
             self.announce(f"{slot.spec.name} is ready (process {child.pid})")
 
+    def _break_silence(self, slot: _Slot, child: Child) -> None:
+        is_long = self.clock() - slot.heard_seconds > SILENCE_SECONDS
+        if child.warming and is_long and not slot.serving and not slot.told_warming:
+            slot.told_warming = True
+            self.announce(f"{slot.spec.name}: {WARMING}")
+
     def _child_died(self, slot: _Slot, child: Child, status: int) -> None:
         slot.child, slot.serving = None, False
         delay = slot.history.next_delay(self.clock())
         self.announce(f"{slot.spec.name} (process {child.pid}) ended: {describe_status(status)}")
-        if not child.spoke:
-            for line in child.last_lines():
-                self.announce(f"  | {line}")
+        for line in child.last_lines():
+            self.announce(f"  | {line}")
         if status > 0 and not slot.has_served:  # it refused to start, and would again
             raise CommandError(f"{slot.spec.name} could not start; why stands above. Its log: {child.log}")
         if delay is None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.child import ChildSpec, LogTail, loud_line
+from cli.child import ChildSpec, LogTail
 from cli.errors import CommandError
 from cli.restarts import RestartLimits
-from cli.supervisor import Stopped, Supervisor, describe_status
+from cli.supervisor import WARMING, Stopped, Supervisor, describe_status
 from tests.cli.support import wait_until
 
 # A child that says when it starts and ends in one shared file, in order; `touch(ready)` makes it healthy.
@@ -140,6 +140,64 @@ def test_a_child_that_dies_is_started_again(rig: Rig) -> None:
     assert any("killed by SIGKILL" in line for line in rig.said)
 
 
+def test_a_killed_child_floods_no_terminal(rig: Rig) -> None:
+    """What a child logged about its work stays in its log when it is killed; an error is told once."""
+    lines = ['{"event": "request_left", "level": "info"}'] * 12
+    (rig.folder / "loud").write_text(
+        "\n".join([*lines, '{"event": "odd_thing", "level": "error"}', ""]), encoding="utf-8"
+    )
+    program = "import sys, time; print(open(sys.argv[1]).read(), flush=True); open(sys.argv[2], 'w'); time.sleep(600)"
+    ready = str(rig.folder / "ready")
+    spec = ChildSpec("decoder-0", (sys.executable, "-c", program, str(rig.folder / "loud"), ready), ready)
+    supervisor = rig.supervisor([spec])
+    supervisor.start(20.0)
+    os.kill(supervisor.pids()["decoder-0"], signal.SIGKILL)
+
+    def told() -> bool:
+        supervisor.poll()
+        return any("starts again" in line for line in rig.said)
+
+    wait_until(told, "its end is told")
+    assert "request_left" in (rig.folder / "decoder-0.log").read_text(encoding="utf-8")
+    first = [line.partition(" (process")[0] for line in rig.said[: rig.said.index(told_line(rig))]]
+    assert sorted(first) == ["decoder-0", "decoder-0 is ready", "decoder-0: odd thing"]
+
+
+def told_line(rig: Rig) -> str:
+    """The line that announces the next start."""
+    return next(line for line in rig.said if "starts again" in line)
+
+
+def test_a_long_silence_while_kernels_compile_is_broken_once(rig: Rig) -> None:
+    """Three seconds after the last weight the user reads what takes so long; not before, and not twice."""
+    loading = json.dumps({"event": "model_loading", "level": "info", "stage": "weights", "fraction": 1.0})
+    program = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
+    spec = ChildSpec("decoder-0", (sys.executable, "-c", program, loading), str(rig.folder / "ready"))
+    supervisor = rig.supervisor([spec])
+    now = [0.0]
+    supervisor.clock, supervisor.limits = lambda: now[0], RestartLimits()
+
+    def heard() -> bool:
+        return any("weights 100 %" in line for line in rig.said)
+
+    with pytest.raises(CommandError, match="not ready"):
+        supervisor.start(-1.0)
+
+    def listen() -> bool:
+        supervisor.poll()
+        return heard()
+
+    wait_until(listen, "the progress is heard")
+    for second in (1.0, 2.0, 3.0):
+        now[0] = second
+        supervisor.poll()
+    assert not any("compiling kernels" in line for line in rig.said)
+    for second in (3.5, 10.0, 20.0):
+        now[0] = second
+        supervisor.poll()
+    assert [line for line in rig.said if "compiling kernels" in line] == [f"decoder-0: {WARMING}"]
+
+
 def test_a_child_that_keeps_dying_ends_the_node_with_its_last_words(rig: Rig) -> None:
     """After too many rapid crashes the supervisor gives up, and what the child said last stands on the terminal."""
     supervisor = rig.supervisor([rig.spec("cachemgr")], [rig.spec("decoder-0", "crash")])
@@ -258,17 +316,6 @@ def test_children_have_process_groups_and_logs_of_their_own(rig: Rig) -> None:
     pid = supervisor.pids()["gateway"]
     assert os.getpgid(pid) == pid != os.getpgid(0)
     assert (rig.folder / "gateway.log").stat().st_mode & 0o777 == 0o600
-
-
-def test_errors_of_a_log_are_told_and_the_rest_is_not() -> None:
-    """Events of level error reach the terminal with their fields; others, and broken lines, stay in the file."""
-    line = json.dumps({"event": "step_failed", "level": "error", "timestamp": "t", "process": "decoder", "step": 7})
-    assert loud_line(line) == "step_failed step=7"
-    assert loud_line("error: no room") == "error: no room"
-    progress = {"event": "model_loading", "level": "info", "stage": "weights", "fraction": 0.55}
-    assert loud_line(json.dumps(progress)) == "loading the model: weights 55 %"
-    quiet = [json.dumps({"event": "ready", "level": "info"}), "{broken", "warning: x", "[1]", ""]
-    assert [loud_line(text) for text in quiet] == [None] * 5
 
 
 def test_a_log_is_read_in_whole_lines(tmp_path: Path) -> None:
