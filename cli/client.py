@@ -25,6 +25,7 @@ from common.rpc import bearer_metadata, open_sync_channel
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
+MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate would say more about messages than tokens
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
@@ -40,15 +41,19 @@ class Numbers:
     decode_seconds: float = 0.0
 
     @property
-    def tokens_per_second(self) -> float:
-        """Decode rate after the first token; 0 where there was no second one."""
-        return (self.completion_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+    def tokens_per_second(self) -> float | None:
+        """Decode rate from the first token to the last; None where the answer is too short to tell one."""
+        if self.completion_tokens < MIN_RATE_TOKENS or self.decode_seconds < MIN_RATE_SECONDS:
+            return None
+        return (self.completion_tokens - 1) / self.decode_seconds
 
     def describe(self) -> str:
         """One line for a terminal."""
+        rate = self.tokens_per_second
         return (
             f"{self.prompt_tokens} prompt tokens, {self.cached_tokens} of them cached; first token after "
-            f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens, {self.tokens_per_second:.1f} tokens/s"
+            f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens"
+            f"{'' if rate is None else f', {rate:.1f} tokens/s'}"
         )
 
 

@@ -172,6 +172,18 @@ def test_generate_streams_text_and_tells_the_numbers(inference: Inference, capsy
     assert fake.metadata[0]["authorization"] == "Bearer tsk_test"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "rate"),
+    [(8, 0.0005, None), (15, 10.0, None), (16, 0.049, None), (16, 0.05, 300.0), (101, 2.0, 50.0), (0, 0.0, None)],
+)
+def test_a_rate_is_told_only_where_there_is_one(tokens: int, seconds: float, rate: float | None) -> None:
+    """The rate is that of the tokens after the first; an answer of a few tokens or milliseconds has none."""
+    numbers = Numbers(20, 12, tokens, 0.1, seconds)
+    assert numbers.tokens_per_second == pytest.approx(rate)
+    assert ("tokens/s" in numbers.describe()) == (rate is not None)
+    assert f"{tokens} tokens" in numbers.describe()
+
+
 def test_generate_shows_samples_apart(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
     """With --n the samples do not run into each other."""
     assert main(["generate", "Hi", "--n", "2", "--quiet", *inference[1]]) == 0
