@@ -17,11 +17,10 @@ from cli.client import Client, Numbers, add_turns
 from cli.errors import EXIT_INTERRUPTED, CommandError
 from cli.interrupts import Interrupts
 from cli.model_store import ModelStore
-from cli.node import Node, plan_node, read_options
+from cli.node import Node, plan_node, read_options, up_parser
 from cli.supervisor import Stopped, Supervisor
 from cli.tables import format_table
 from cli.up import READY_SECONDS, drain_grace_seconds, make_supervisor
-from common.config import build_parser
 from common.credentials import read_secret
 from common.paths import models_dir
 from tessera.inference.v1 import inference_pb2
@@ -51,7 +50,7 @@ QUESTIONS = ("Why is the sky blue?", "How do volcanoes erupt?")
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; takes the options of `tessera up`."""
     if {"--help", "-h"} & set(arguments):
-        parser = build_parser("up")
+        parser = up_parser()
         parser.prog, parser.description = (
             "tessera demo",
             "Stream two answers that share a prefix, then stop everything.",

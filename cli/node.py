@@ -6,6 +6,7 @@ directory, model, index of a decoder, threads) is appended and, being last, wins
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import fcntl
 import os
@@ -24,6 +25,7 @@ from common.paths import StatePaths, models_dir
 from common.rpc import unix_target
 
 SUPERVISOR_LOCK = "supervisor.lock"
+OTHER_VARIABLES = {"TESSERA_FAULTS", "TESSERA_MODELS", "TESSERA_PUBLISH"}  # of tests and of compose.yaml
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,11 +89,33 @@ def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: S
 
 def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options of `tessera up`. Raises CommandError with the option and its source where one is wrong."""
-    namespace = build_parser("up").parse_args(arguments)
+    namespace = up_parser().parse_args(arguments)
     try:
-        return load_options(namespace, environ)
+        options = load_options(namespace, environ)
     except ValueError as error:
         raise CommandError(str(error), EXIT_USAGE) from None
+    if namespace.decoder_index is not None or options.decoder_index:
+        raise CommandError(
+            "--decoder-index (TESSERA_DECODER_INDEX, decoder_index) is for `tessera decoder` alone; "
+            "a node numbers its decoders itself, --decoders says how many",
+            EXIT_USAGE,
+        )
+    return options
+
+
+def up_parser() -> argparse.ArgumentParser:
+    """The parser of `tessera up` and `tessera demo`; what only a single decoder may be told is not in its help."""
+    parser = build_parser("up")
+    for action in parser._actions:
+        if action.dest == "decoder_index":
+            action.help = argparse.SUPPRESS
+    return parser
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like options of ours and are none: most likely misspelt, and without effect."""
+    known = {f"TESSERA_{action.dest.upper()}" for action in build_parser("up")._actions} | OTHER_VARIABLES
+    return sorted(name for name in environ if name.startswith("TESSERA_") and name not in known)
 
 
 def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:

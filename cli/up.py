@@ -18,9 +18,8 @@ from pathlib import Path
 from cli.client import DEFAULT_ENDPOINT
 from cli.errors import CommandError
 from cli.interrupts import Interrupts
-from cli.node import Node, plan_node, sole_supervisor
+from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
-from common.config import build_parser
 from common.credentials import read_secret
 from common.errors import TesseraError
 from common.paths import default_state_dir
@@ -33,7 +32,7 @@ EPHEMERAL = "--ephemeral"
 def main(arguments: Sequence[str]) -> int:
     """Run the node until it is asked to stop; returns 0 if everything drained and ended by itself."""
     if {"--help", "-h"} & set(arguments):
-        parser = build_parser("up")
+        parser = up_parser()
         parser.description = __doc__.partition("\n")[0] if __doc__ else None
         parser.add_argument(EPHEMERAL, action="store_true", help="use a fresh state directory and remove it at the end")
         parser.print_help()
@@ -43,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         node = plan_node([flag for flag in arguments if flag != EPHEMERAL], os.environ, flags)
         with sole_supervisor(node.paths):
             node.check_ports()
+            for name in unknown_variables(os.environ):
+                print(f"tessera: warning: {name} is no option and has no effect", file=sys.stderr, flush=True)
             return _run(node, interrupts)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import CommandError
-from cli.node import plan_node, sole_supervisor
+from cli.node import plan_node, sole_supervisor, unknown_variables, up_parser
 from cli.supervisor import is_healthy
 from cli.up import callable_address
 from common.config import Options, build_parser, load_options
@@ -57,6 +57,29 @@ def test_several_decoders_share_the_cores(environ: dict[str, str]) -> None:
     assert len({spec.health_target for spec in decoders}) == 3
     asked = plan_node(["--decoders", "2", "--threads", "7"], environ).stages()[1]
     assert {child_options(spec.command, environ)[1].threads for spec in asked} == {7}
+
+
+@pytest.mark.parametrize("index", ["0", "3"])
+def test_a_node_numbers_its_decoders_itself(environ: dict[str, str], index: str, tmp_path: Path) -> None:
+    """--decoder-index is refused for a whole node, wherever it is said, and not shown in its help."""
+    with pytest.raises(CommandError, match=r"--decoder-index .* for `tessera decoder` alone") as refused:
+        plan_node(["--decoder-index", index], environ)
+    assert refused.value.status == 2
+    with pytest.raises(CommandError, match="--decoder-index"):
+        plan_node(["--decoders", "4"], {**environ, "TESSERA_DECODER_INDEX": "3"})
+    assert "--decoder-index" not in up_parser().format_help()
+    assert "--decoder-index" in build_parser("decoder").format_help()
+    assert len(plan_node(["--decoders", "4"], environ).stages()[1]) == 4
+
+
+def test_misspelt_variables_are_found() -> None:
+    """Every option, --config and what compose.yaml reads are known; other TESSERA_ names are not."""
+    known = {f"TESSERA_{action.dest.upper()}": "x" for action in build_parser("up")._actions}
+    assert "TESSERA_PREFIX_CACHE" in known
+    more = {"TESSERA_CONFIG": "x", "TESSERA_FAULTS": "", "TESSERA_MODELS": "/m", "HOME": "/"}
+    wrong = {"TESSERA_POOL_SIZE": "1G", "TESSERA_NO_PREFIX_CACHE": "true"}
+    assert unknown_variables({**known, **more}) == []
+    assert unknown_variables({**known, **more, **wrong}) == sorted(wrong)
 
 
 def test_a_fetched_model_can_be_named(environ: dict[str, str], tmp_path: Path) -> None:
