@@ -86,19 +86,26 @@ def model_shape(setting: Setting) -> tuple[ModelConfig, KvLayout]:
 def start_report(name: str, setting: Setting, more: Mapping[str, Cell] | None = None) -> Report:
     """A report that has printed date, CPU, threads, dtype and model."""
     facts: dict[str, Cell] = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "CPU": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        **machine_facts(),
         "threads": setting.threads,
         "dtype": setting.dtype,
         "model": setting.model.name,
-        "Python": platform.python_version(),
-        "load before": f"{os.getloadavg()[0]:.2f}",
         **(more or {}),
     }
     report = Report(name, facts)
     report.begin()
     return report
+
+
+def machine_facts() -> dict[str, Cell]:
+    """When and where a bench runs, whatever it measures."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "CPU": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "Python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+    }
 
 
 def cpu_model(lines: Sequence[str] | None = None) -> str:
