@@ -107,7 +107,9 @@ class ModelStore:
         if target.exists():
             return target
         if importlib.util.find_spec("huggingface_hub") is None:
-            raise CommandError("fetching from the hub needs its client: pip install 'tessera-cache[hub]'")
+            raise CommandError(
+                "fetching from the hub needs its client; in the clone: .venv/bin/pip install -c constraints.txt -e '.[hub]'"
+            )
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")
         partial = self.folder / f".{target.name}.partial"
