@@ -37,7 +37,7 @@ class DecoderPool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether one decoder at least is connected."""
+        """Whether one decoder at least is connected, and answers."""
         return any(client.model is not None for client in self._clients)
 
     def models(self) -> list[DecoderModel]:

@@ -1,8 +1,9 @@
 """The client of one decoder: one multiplexed stream for all requests, opened again whenever it breaks.
 
 Owns the dispatch of step outputs to requests and the rule that a request lives and dies with the stream it was sent
-on: when that is lost, all of its requests fail with UNAVAILABLE. A request never waits for another's reader, as
-handing over never blocks. Used by `gateway/decoder_pool.py`.
+on: when that is lost, all of its requests fail with UNAVAILABLE. A decoder that answers no health check gets no new
+requests, and after some more of them its stream is given up. A request never waits for another's reader, as handing
+over never blocks. Used by `gateway/decoder_pool.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from common.interceptors import code_of, make_error
 from common.logs import get_logger
 from common.rpc import open_channel
 from gateway.decode_stream import DecodeStream, RequestEnd, SampleEnd, Start, Update
+from gateway.liveness import DEFAULT_PATIENCE, Liveness, Patience
 from gateway.outbox import Outbox
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 
@@ -47,17 +49,21 @@ class _Link:
     window_tokens: int
     outbox: Outbox
     streams: dict[int, DecodeStream]
+    liveness: Liveness
     last_number: int = 0
 
 
 class DecoderClient:
     """The decoder with number `index` behind `target`. `changed` is called when it comes or goes."""
 
-    def __init__(self, index: int, target: str, secret: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, index: int, target: str, secret: str, changed: Callable[[], None], patience: Patience = DEFAULT_PATIENCE
+    ) -> None:
         self.index = index
         self._target = target
         self._secret = secret
         self._changed = changed
+        self._patience = patience
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_refusal = ""
@@ -65,8 +71,8 @@ class DecoderClient:
 
     @property
     def model(self) -> DecoderModel | None:
-        """What it serves now; None while it is away."""
-        return None if self._link is None else self._link.model
+        """What it serves now; None while it is away or silent."""
+        return None if self._link is None or self._link.liveness.is_silent else self._link.model
 
     @property
     def load(self) -> int:
@@ -91,9 +97,9 @@ class DecoderClient:
             self._task = None
 
     def submit(self, submit: decode_pb2.Submit, num_samples: int) -> DecodeStream:
-        """Send a request (its number is filled in). Raises Unavailable while the decoder is away."""
+        """Send a request (its number is filled in). Raises Unavailable while the decoder is away or silent."""
         link = self._link
-        if link is None:
+        if link is None or link.liveness.is_silent:
             raise decoder_away()
         link.last_number += 1
         submit.request = link.last_number
@@ -130,33 +136,44 @@ class DecoderClient:
     async def _serve(self, channel: grpc.aio.Channel) -> bool:
         """Run one stream to its end. True if the decoder had introduced itself."""
         call = decode_pb2_grpc.DecodeServiceStub(channel).Connect(wait_for_ready=True)  # type: ignore[no-untyped-call]
-        writer: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
                 self._log.warning("decoder_refused", why="its first message is no welcome")
                 return False
-            link = _open_link(first.welcome)
-            writer = asyncio.create_task(_write(call, link.outbox))
+            link = _open_link(first.welcome, Liveness(channel, self._patience, self._liveness_changed))
+            reading = asyncio.create_task(self._read(call, link))
+            watching = asyncio.create_task(link.liveness.watch())
+            tasks = [reading, watching, asyncio.create_task(_write(call, link.outbox))]
             self._link, self._last_refusal = link, ""
             self._log.info("decoder_connected", model=link.model.name)
             self._changed()
-            try:
-                while True:
-                    message = await call.read()
-                    if message is grpc.aio.EOF:
-                        return True
-                    if message.HasField("step"):
-                        _dispatch(link, message.step)
-            except grpc.aio.AioRpcError as error:
-                self._log.info("decoder_stream_broken", code=error.code().name)
-                return True
+            await asyncio.wait((reading, watching), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+            else:
+                self._log.warning("decoder_hung", requests=len(link.streams))
+            return True
         finally:
+            for task in tasks:
+                task.cancel()
             call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._lose()
+
+    async def _read(self, call: Any, link: _Link) -> None:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.HasField("step"):
+                    _dispatch(link, message.step)
+        except grpc.aio.AioRpcError as error:
+            self._log.info("decoder_stream_broken", code=error.code().name)
+
+    def _liveness_changed(self) -> None:
+        if self._link is not None:
+            self._log.warning("decoder_silent" if self._link.liveness.is_silent else "decoder_answers_again")
+        self._changed()
 
     def _lose(self) -> None:
         link, self._link = self._link, None
@@ -187,7 +204,7 @@ def _forget(link: _Link, number: int) -> None:
     link.streams.pop(number, None)
 
 
-def _open_link(welcome: decode_pb2.Welcome) -> _Link:
+def _open_link(welcome: decode_pb2.Welcome, liveness: Liveness) -> _Link:
     model = welcome.model
     described = DecoderModel(
         name=model.name,
@@ -197,7 +214,7 @@ def _open_link(welcome: decode_pb2.Welcome) -> _Link:
         dtype=model.dtype,
         kv_dtype=model.kv_dtype,
     )
-    return _Link(described, max(1, welcome.max_batch), max(1, welcome.window_tokens), Outbox(), {})
+    return _Link(described, max(1, welcome.max_batch), max(1, welcome.window_tokens), Outbox(), {}, liveness)
 
 
 def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:

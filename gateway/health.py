@@ -1,7 +1,8 @@
 """The gateway's health: SERVING only while the cache manager answers and one decoder at least is connected.
 
 Owns the promise that health follows the truth within a second. A decoder that comes or goes is known at once from
-its stream; the cache manager is asked four times a second. Run by `gateway/application.py`.
+its stream, one that hangs after some seconds (`gateway/liveness.py`); the cache manager is asked four times a second.
+Run by `gateway/application.py`.
 """
 
 from __future__ import annotations

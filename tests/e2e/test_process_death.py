@@ -179,6 +179,29 @@ def test_the_death_of_the_cache_manager_costs_the_cache_and_nothing_else(
     supervised.quiet()
 
 
+def test_a_hung_decoder_is_noticed_and_comes_back(tiny_model: Path, solo: Solo, prompts: Prompts) -> None:
+    """Stopped by SIGSTOP: NOT_SERVING, new calls UNAVAILABLE, then the running one as well; after SIGCONT as before."""
+    with Node(tiny_model, faults=["step_delay=0.02"], options=["--threads", "1"]) as node:
+        decoder = node.processes["decoder-0"]
+        running = node.background(make_request(prompts.tokens(B), new=300))
+        poll(node.admin.leases, within=20, what="the stream runs")
+        decoder.send(signal.SIGSTOP)
+        try:
+            poll(lambda: not serves(node.target), within=15, what="health says that nobody serves")
+            with pytest.raises(grpc.RpcError) as caught:
+                node.stream(make_request(prompts.tokens(4), new=1), timeout=10).finish()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.RpcError) as caught:
+                running.result(60)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        finally:
+            decoder.send(signal.SIGCONT)
+        request = make_request(prompts.tokens(B), new=8)
+        solo.check(request, node.again(request))
+        assert decoder.status() is None
+        node.quiet()
+
+
 def test_sigterm_lets_a_running_stream_finish(tiny_model: Path, solo: Solo, prompts: Prompts) -> None:
     """SIGTERM to the supervisor: the running stream ends well, new calls are refused, every process ends, status 0."""
     request = make_request(prompts.tokens(B), new=60)
