@@ -28,6 +28,7 @@ from cachemgr.sessions import Sessions
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from cachemgr.watchdog import Watchdog
+from common.addresses import split_host_port
 from common.config import DEFAULT_POOL_BYTES, Options
 from common.errors import FailedPrecondition
 from common.interceptors import BearerInterceptor, ErrorInterceptor
@@ -204,10 +205,10 @@ class Daemon:
 
 def refuse_beyond_loopback(listen: str) -> None:
     """Raises FailedPrecondition unless `listen` (host:port) is a loopback address: the admin listener has no TLS."""
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise FailedPrecondition(f"--admin-listen {listen!r} is no HOST:PORT")
+    try:
+        host, _ = split_host_port(listen)
+    except ValueError as error:
+        raise FailedPrecondition(f"--admin-listen: {error}") from None
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

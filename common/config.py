@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.addresses import check_host_port, check_listen
 from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
 from common.layout import MAX_BLOCK_TOKENS
@@ -20,6 +21,7 @@ from common.paths import default_state_dir
 
 DTYPES = ("float32", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
+DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3
 
 
@@ -33,7 +35,7 @@ class Options:
     pool_blocks: int | None = None
     pool_bytes: int | None = None
     block_tokens: int = 16
-    dtype: str = "bfloat16"
+    dtype: str = DEFAULT_DTYPE
     kv_dtype: str | None = None
     chunk_tokens: int = 512
     max_batch: int = 32
@@ -122,9 +124,18 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("is empty; give a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of nobody
+        raise ValueError(f"{text!r}: {error}") from None
+
+
 _OPTIONS = (
-    _Option("state_dir", lambda t: Path(t).expanduser(), "keys, sockets and the tenant database", "DIR"),
-    _Option("model", lambda t: Path(t).expanduser(), "a GGUF file or a Hugging Face directory", "PATH"),
+    _Option("state_dir", _path, "keys, sockets and the tenant database", "DIR"),
+    _Option("model", _path, "a GGUF file or a Hugging Face directory", "PATH"),
     _Option("model_name", str, "name of the model for clients (default: from the path)", "NAME"),
     _Option("pool_blocks", _whole(2, 2**31 - 2), "usable blocks of the pool", "N"),
     _Option("pool_bytes", _size, "size of the pool instead, for example 2G (the default)", "SIZE"),
@@ -140,11 +151,11 @@ _OPTIONS = (
     _Option("max_queue", _whole(1, 1_000_000), "requests that may wait in a decoder (default 256)", "N"),
     _Option("window_tokens", _whole(1, 1_000_000), "tokens a sample may run ahead of its reader (default 256)", "N"),
     _Option("max_context", _whole(2, 10_000_000), "bound of prompt and answer (default: the model's)", "N"),
-    _Option("listen", str, "public gRPC address (default 127.0.0.1:50051)", "HOST:PORT"),
+    _Option("listen", check_listen, "public gRPC address (default 127.0.0.1:50051)", "HOST:PORT"),
     _Option("insecure_listen", _boolean, "allow a plaintext listener beyond loopback", "BOOL", switch=True),
-    _Option("tls_cert", lambda t: Path(t).expanduser(), "certificate chain of the public listener, PEM", "FILE"),
-    _Option("tls_key", lambda t: Path(t).expanduser(), "private key of the public listener, PEM", "FILE"),
-    _Option("admin_listen", str, "also serve the admin RPC on this loopback TCP address", "HOST:PORT"),
+    _Option("tls_cert", _path, "certificate chain of the public listener, PEM", "FILE"),
+    _Option("tls_key", _path, "private key of the public listener, PEM", "FILE"),
+    _Option("admin_listen", check_host_port, "also serve the admin RPC on this loopback TCP address", "HOST:PORT"),
     _Option("drain_seconds", _seconds, "time for running requests at shutdown (default 20)", "SECONDS"),
     _Option("log_level", _choice(*LEVELS), "debug, info (default), warning or error", "LEVEL"),
 )
@@ -177,7 +188,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     """Merge flags, `TESSERA_*`, the TOML file and defaults. Raises ValueError with the option and its source."""
-    file_values = _read_file(namespace.config or environ.get("TESSERA_CONFIG"))
+    source = "--config" if namespace.config is not None else "TESSERA_CONFIG"
+    file_values = _read_file(source, namespace.config if namespace.config is not None else environ.get(source) or None)
     values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
     for option in _OPTIONS:
         flag, variable = getattr(namespace, option.name, None), f"TESSERA_{option.name.upper()}"
@@ -198,6 +210,9 @@ def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> O
         raise ValueError("--pool-blocks and --pool-bytes exclude each other")
     if (values.get("tls_cert") is None) != (values.get("tls_key") is None):
         raise ValueError("--tls-cert and --tls-key go together")
+    kv_dtype, dtype = values.get("kv_dtype"), values.get("dtype", DEFAULT_DTYPE)
+    if kv_dtype not in (None, dtype):
+        raise ValueError(f"--kv-dtype: {kv_dtype} with --dtype {dtype} is not served; allowed is {dtype}")
     if values.get("decoder_index", 0) >= values.get("decoders", 1) and values.get("decoders") is not None:
         raise ValueError(f"--decoder-index {values['decoder_index']} is outside 0..{values['decoders'] - 1}")
     values["faults"] = parse_faults(_fault_specs(namespace, environ), enabled=_faults_enabled(namespace, environ))
@@ -212,16 +227,19 @@ def _fault_specs(namespace: argparse.Namespace, environ: Mapping[str, str]) -> S
     return [*namespace.fault, *(environ.get("TESSERA_FAULTS") or "").split()]
 
 
-def _read_file(path: str | None) -> dict[str, Any]:
+def _read_file(source: str, path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        with Path(path).expanduser().open("rb") as file:
-            values = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
+        values = tomllib.loads(_path(path).read_bytes().decode())
+    except OSError as error:
+        raise ValueError(f"{source}: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: {path} is no UTF-8: byte {error.start}") from None
+    except ValueError as error:
+        raise ValueError(f"{source}: {path}: {error}") from None
     known = {option.name for option in _OPTIONS}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ValueError(f"--config {path}: unknown option {unknown[0]!r}; allowed are {', '.join(sorted(known))}")
+        raise ValueError(f"{source}: {path}: unknown option {unknown[0]!r}; allowed are {', '.join(sorted(known))}")
     return values

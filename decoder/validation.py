@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.errors import InvalidArgument, Unimplemented
+from common.labels import check_label
 from common.tokens import unpack_tokens
 from decoder.sequence import IntArray, Request, RequestNumber, SamplingParams, StoppingParams
 from tessera.common.v1 import common_pb2
@@ -22,7 +23,6 @@ MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_ID_CHARACTERS: Final = 128
 MAX_GRANT_BYTES: Final = 4096
-MAX_LABEL_BYTES: Final = 256
 CACHE_PRIORITY: Final = 50
 
 
@@ -44,8 +44,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         raise InvalidArgument("grant", f"has {len(submit.grant)} bytes; allowed are 1..{MAX_GRANT_BYTES}")
     prompt = _prompt(submit.tokens, model)
     _whole("priority", submit.priority, -100, 100)
-    if len(submit.request_label.encode()) > MAX_LABEL_BYTES:
-        raise InvalidArgument("request_label", f"allowed are at most {MAX_LABEL_BYTES} bytes")
+    check_label(submit.request_label)
     _check_later_versions(submit)
     num_logprobs = None
     if submit.output.HasField("logprobs"):

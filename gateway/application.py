@@ -10,10 +10,12 @@ import asyncio
 import ipaddress
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 import grpc
 
+from common.addresses import split_host_port
 from common.config import Options
 from common.credentials import read_secret
 from common.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -105,10 +107,7 @@ def listener_credentials(options: Options) -> grpc.ServerCredentials | None:
     Raises FailedPrecondition for plaintext beyond this machine without `insecure_listen`, and for unreadable files.
     """
     if options.tls_cert is not None and options.tls_key is not None:
-        try:
-            pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())
-        except OSError as error:
-            raise FailedPrecondition(f"the TLS files cannot be read: {error.strerror}") from error
+        pair = (_pem("--tls-key", options.tls_key), _pem("--tls-cert", options.tls_cert))
         return grpc.ssl_server_credentials([pair])
     if is_local(options.listen):
         return None
@@ -121,16 +120,24 @@ def listener_credentials(options: Options) -> grpc.ServerCredentials | None:
     return None
 
 
+def _pem(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FailedPrecondition(f"{option}: the TLS file {path} cannot be read: {error.strerror}") from error
+
+
 def is_local(address: str) -> bool:
     """Whether an address (`host:port` or `unix:<path>`) can be reached from this machine alone."""
     if address.startswith("unix:"):
         return True
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise InvalidArgument("listen", f"{address!r} is no address; allowed are host:port and unix:<path>")
+    try:
+        host, _ = split_host_port(address)
+    except ValueError as error:
+        raise InvalidArgument("listen", str(error)) from None
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.errors import InvalidArgument, Unimplemented
+from common.labels import check_label
 from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2
 
@@ -21,7 +22,6 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
-MAX_LABEL_BYTES: Final = 256
 DEFAULT_CACHE_PRIORITY: Final = 50
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
 
@@ -56,8 +56,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     if wants_logprobs:
         _whole("output.logprobs", request.output.logprobs, 0, MAX_LOGPROBS)
     _whole("priority", request.priority, -100, 100)
-    if len(request.request_label.encode()) > MAX_LABEL_BYTES:
-        raise InvalidArgument("request_label", f"allowed are at most {MAX_LABEL_BYTES} bytes")
+    check_label(request.request_label)
     stopping = request.stopping
     return Plan(
         num_samples=num_samples,

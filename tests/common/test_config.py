@@ -46,6 +46,21 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--test-faults", "--fault", "meteor=1"], "unknown knob"),
         (["--test-faults", "--fault", "step_delay=nan"], "outside"),
         (["--tls-cert", "a.pem"], "go together"),
+        (["--kv-dtype", "float32"], "--kv-dtype: float32 with --dtype bfloat16 is not served; allowed is bfloat16"),
+        (["--dtype", "float32", "--kv-dtype", "bfloat16"], "allowed is float32"),
+        (["--state-dir", ""], "--state-dir: is empty"),
+        (["--model", ""], "--model: is empty"),
+        (["--model", "~nobody-of-that-name/x"], "--model: '~nobody-of-that-name/x'"),
+        (["--listen", "foo"], "--listen: 'foo' is no address; allowed is host:port"),
+        (["--listen", "127.0.0.1:99999"], "--listen: '127.0.0.1:99999': port 99999 is outside 0..65535"),
+        (["--listen", "127.0.0.1:-1"], "--listen: '127.0.0.1:-1' is no address"),
+        (["--listen", "::1:50051"], "in brackets"),
+        (["--listen", "http://localhost:1"], "is no address"),
+        (["--listen", ":50051"], "is no address"),
+        (["--listen", "unix:"], "names no path"),
+        (["--admin-listen", "unix:/x"], "--admin-listen: 'unix:/x' is no address"),
+        (["--config", "/nowhere/node.toml"], "--config: /nowhere/node.toml cannot be read: No such file or directory"),
+        (["--config", ""], "--config: "),
         (["--drain-seconds", "nan"], "outside"),
     ],
 )
@@ -53,6 +68,32 @@ def test_bad_values_are_refused_by_name(flags: list[str], said: str) -> None:
     """A wrong value names its option and what is allowed."""
     with pytest.raises(ValueError, match=re.escape(said)):
         load(*flags)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "localhost:1", "0.0.0.0:65535", "unix:/tmp/x"])
+def test_addresses_that_can_be_listened_at(address: str) -> None:
+    """Hosts with a port, IPv6 in brackets and Unix sockets are taken as they are."""
+    assert load("--listen", address).listen == address
+
+
+def test_equal_dtypes_are_accepted() -> None:
+    """Keys and values in the type of the weights are what is served."""
+    assert load("--dtype", "float32", "--kv-dtype", "float32").kv_dtype == "float32"
+    assert load("--kv-dtype", "bfloat16").kv_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"a = '\xff'", "is no UTF-8"), (b"a = ", "node.toml: ")])
+def test_a_broken_file_is_named_with_its_source(tmp_path: Path, data: bytes, said: str) -> None:
+    """Bytes that are no UTF-8, or no TOML, are refused with the path and where it came from."""
+    file = tmp_path / "node.toml"
+    file.write_bytes(data)
+    for source, arguments, environ in (
+        ("--config", ["--config", str(file)], {}),
+        ("TESSERA_CONFIG", [], {"TESSERA_CONFIG": str(file)}),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)) as caught:
+            load(*arguments, **environ)
+        assert str(caught.value).startswith(f"{source}: {file}")
 
 
 def test_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:

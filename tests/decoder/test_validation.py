@@ -94,7 +94,7 @@ def test_a_decoder_without_prefix_cache_reads_and_stores_nothing() -> None:
         ("priority", [-101, 101]),
         ("request_id", ["", "x" * 129, "a\nb"]),
         ("grant", [b"", b"x" * 5000]),
-        ("request_label", ["x" * 257, "é" * 129]),
+        ("request_label", ["x" * 257, "é" * 129, "\0", "a\x1b[2J", "a\nb", "\u202e"]),
         (
             "tokens",
             [b"", b"\x01", pack_tokens([VOCAB]), pack_tokens(np.array([-1], np.int32)), pack_tokens([1] * 32)],

@@ -148,6 +148,7 @@ def test_row_36_empty_prompts_and_lengths_are_refused(node: Node, prompts: Promp
         make_request(tokens, min_tokens=-1), make_request(tokens, new=2, min_tokens=3), make_request(tokens, stop=[""]),
         make_request(tokens, stop=["x"] * 17), make_request(tokens, stop=["y" * 1025]),
         make_request(tokens, logprobs=-1), make_request(tokens, logprobs=21), make_request(tokens, label="l" * 257),
+        make_request(tokens, label="\x1b[2J"), make_request(tokens, label="a\0b"),
         make_request(tokens, bias={5: NAN}), make_request(tokens, bias={5: INF}), make_request(tokens, bias={5: 101.0}),
     ]  # fmt: skip
     for request in requests:

@@ -93,7 +93,10 @@ def test_a_broken_address_is_refused(address: str) -> None:
 def test_unreadable_tls_files_are_refused(tmp_path: Path) -> None:
     """TLS that was asked for never falls back to plaintext."""
     options = make_options(tmp_path, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
-    with pytest.raises(FailedPrecondition, match="TLS"):
+    with pytest.raises(FailedPrecondition, match=r"--tls-key: .*k\.pem cannot be read"):
+        listener_credentials(options)
+    (tmp_path / "k.pem").write_text("")
+    with pytest.raises(FailedPrecondition, match=r"--tls-cert: .*c\.pem cannot be read"):
         listener_credentials(options)
 
 

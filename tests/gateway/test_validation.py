@@ -54,6 +54,10 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     *((lambda v=v: pb.GenerateRequest(output=pb.Output(logprobs=v)), "output.logprobs") for v in (-1, 21)),
     *((lambda v=v: pb.GenerateRequest(priority=v), "priority") for v in (-101, 101)),
     (lambda: pb.GenerateRequest(request_label="é" * 129), "request_label"),
+    *(
+        (lambda v=v: pb.GenerateRequest(request_label=f"a{v}b"), "request_label")
+        for v in ("\0", "\x1b[2J", "\n", "\t", "\x7f", "\x9b", "\u2028", "\u202e")
+    ),
     *((lambda v=v: cache(priority=v), "cache.priority") for v in (-1, 101)),
 ]
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
@@ -78,6 +82,7 @@ ACCEPTED: list[pb.GenerateRequest] = [
     sampling(logit_bias={0: -100.0, VOCABULARY - 1: 100.0}),
     stopping(max_tokens=2**63 - 1, min_tokens=0, stop=["é" * 512] * 16, stop_token_ids=[0, VOCABULARY - 1]),
     pb.GenerateRequest(output=pb.Output(logprobs=20), priority=-100, request_label="é" * 128),
+    pb.GenerateRequest(request_label="job 7 / \u00a0Zürich 東京 \U0001f469\u200d\U0001f680"),
     cache(scope=common_pb2.SCOPE_PRIVATE, priority=50, no_read=True, no_store=True),
     pb.GenerateRequest(speculation=pb.Speculation()),
 ]
