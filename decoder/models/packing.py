@@ -11,6 +11,7 @@ import mmap
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
@@ -51,9 +52,9 @@ def round_up(value: int, step: int) -> int:
 
 def to_bfloat16(values: FloatArray) -> NDArray[np.uint16]:
     """Bits of bfloat16, rounded to nearest even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    return rounded.astype(np.uint16)
+    rounded = torch.from_numpy(np.require(values, requirements=["C", "W"])).to(torch.bfloat16)
+    bits: NDArray[np.uint16] = rounded.view(torch.uint16).numpy()
+    return bits
 
 
 def packed_elements(outputs: int, inputs: int) -> int:
@@ -69,12 +70,17 @@ def pack(memory: Memory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
         padded = np.zeros((rows, columns), np.float32)
         padded[:outputs, :inputs] = matrix
         matrix = padded
+    # torch copies between strides with all cores; numpy does not.
     if bfloat16:
         packed = memory.take((rows // 16, columns // 32, 16, 16, 2), np.uint16)
-        packed[...] = to_bfloat16(matrix).reshape(rows // 16, 16, columns // 32, 16, 2).transpose(0, 2, 3, 1, 4)
+        # One word is a pair of k.
+        words = torch.from_numpy(to_bfloat16(matrix).view(np.int32))
+        target = torch.from_numpy(packed.view(np.int32).reshape(rows // 16, columns // 32, 16, 16))
+        target.copy_(words.view(rows // 16, 16, columns // 32, 16).permute(0, 2, 3, 1))
     else:
         packed = memory.take((rows // 16, columns, 16), np.float32)
-        packed[...] = matrix.reshape(rows // 16, 16, columns).transpose(0, 2, 1)
+        floats = torch.from_numpy(np.require(matrix, requirements=["C", "W"]))
+        torch.from_numpy(packed).copy_(floats.view(rows // 16, 16, columns).permute(0, 2, 1))
     return packed
 
 

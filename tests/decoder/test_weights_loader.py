@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.errors import InvalidArgument
 from decoder.weights import load_model
-from decoder.weights.source import HuggingFaceSource, open_source
+from decoder.weights.source import _BLOCK_TYPES, HuggingFaceSource, _dequantize, open_source
 from tests.decoder.model_rig import run_prompt
 from tests.tiny_models import make_tiny_llama
 
@@ -181,3 +181,13 @@ def test_gguf_rope_scaling_is_refused(tmp_path: Path) -> None:
     _write_gguf(directory, tmp_path / "tiny.gguf", llama__rope__scaling__type="yarn")
     with pytest.raises(InvalidArgument, match=r"rope\.scaling"):
         load_model(tmp_path / "tiny.gguf", "float32", 16)
+
+
+@pytest.mark.parametrize("name", _BLOCK_TYPES)
+def test_dequantised_as_the_package_does(name: str) -> None:
+    """Dequantising in large pieces gives bit for bit what the gguf package gives."""
+    kind = gguf.GGMLQuantizationType[name]
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    # Small bytes keep the scales finite; enough blocks for more than one piece.
+    data = np.random.default_rng(0).integers(0, 60, (320, 8 * block_bytes)).astype(np.uint8)
+    assert np.array_equal(_dequantize(data, kind).reshape(-1), gguf.dequantize(data, kind).reshape(-1))
