@@ -108,7 +108,8 @@ class ModelStore:
             return target
         if importlib.util.find_spec("huggingface_hub") is None:
             raise CommandError(
-                "fetching from the hub needs its client; in the clone: .venv/bin/pip install -c constraints.txt -e '.[hub]'"
+                "fetching from the hub needs its client; in the clone: "
+                ".venv/bin/pip install -c constraints.txt -e '.[hub]'"
             )
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")

@@ -18,7 +18,8 @@ from pathlib import Path
 from cli.child import PORT_ALONE, ChildSpec
 from cli.errors import EXIT_USAGE, CommandError
 from cli.model_store import ModelStore
-from cli.ports import UNIX, check_free, split_address
+from cli.ports import UNIX, check_free
+from common.addresses import split_host_port
 from common.config import Options, build_parser, load_options
 from common.errors import TesseraError
 from common.paths import StatePaths, models_dir
@@ -49,7 +50,7 @@ class Node:
             command += ["--decoder-index", str(index), "--threads", str(self._threads())]
         own_port = None
         if service == "gateway" and not self.options.listen.startswith(UNIX):
-            own_port = split_address(self.options.listen)[1]
+            own_port = split_host_port(self.options.listen)[1]
         return ChildSpec(name, tuple(command), self.health_target(service, index), own_port)
 
     def check_ports(self) -> None:

@@ -12,17 +12,10 @@ import socket
 from pathlib import Path
 
 from cli.errors import EXIT_USAGE, CommandError
+from common.addresses import split_host_port
 
 LISTENING = "0A"  # the state in /proc/net/tcp
 UNIX = "unix:"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port. Raises ValueError where it is no `host:port`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"{address!r} is no address; allowed is HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def check_free(option: str, address: str) -> None:
@@ -30,7 +23,7 @@ def check_free(option: str, address: str) -> None:
     if address.startswith(UNIX):
         return
     try:
-        host, port = split_address(address)
+        host, port = split_host_port(address)
     except ValueError as error:
         raise CommandError(f"{option}: {error}", EXIT_USAGE) from None
     if port == 0:

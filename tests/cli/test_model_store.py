@@ -147,7 +147,7 @@ def test_without_the_hub_client_the_user_is_told_what_to_install(
 ) -> None:
     """The client of the hub is optional; its absence is a message with the command that installs it."""
     monkeypatch.setattr("cli.model_store.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CommandError, match=r"pip install 'tessera-cache\[hub\]'"):
+    with pytest.raises(CommandError, match=r"pip install -c constraints.txt -e '.\[hub\]'"):
         store.fetch_hub("owner/model")
 
 
