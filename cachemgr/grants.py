@@ -4,14 +4,16 @@
 
 Invariant: a grant is believed only if its signature, its version, its exact length and its expiry all hold; an expiry
 further away than the longest validity is refused too, so that a clock that went back prolongs nothing. The clock is
-passed in; it is the node's monotonic one, which daemon restarts do not reset. Called by the credential service (issue)
-and the session service (verify). Revocation is the tenants' business, by the key id that a grant names.
+passed in; it is the node's monotonic one, which daemon restarts do not reset. A request that runs already may outlive
+its grant: a session may show a grant that it was leased blocks for once more after its expiry. Called by the credential
+service (issue) and the session service (verify). Revocation is the tenants' business, by the key id that a grant names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +23,7 @@ from common.errors import Unauthenticated
 GRANT_VALIDITY_NS: Final = 600 * 1_000_000_000
 SIGNING_SECRET_BYTES: Final = 32
 MAX_GRANT_BYTES: Final = 256
+REMEMBERED_GRANTS: Final = 16_384  # of one session; a key brings at most one new grant a second
 
 _VERSION: Final = 1
 _SIGNATURE_BYTES: Final = 32
@@ -55,20 +58,47 @@ class GrantSigner:
         body = b"".join(parts)
         return body + self._sign(body)
 
-    def verify(self, grant: bytes, now_ns: int) -> Grant:
-        """The content of `grant`. Raises Unauthenticated without saying which check failed, but for an expiry."""
+    def verify(self, grant: bytes, now_ns: int, *, accepted_before: bool = False) -> Grant:
+        """The content of `grant`; one that was `accepted_before` may have expired since.
+
+        Raises Unauthenticated without saying which check failed, but for an expiry.
+        """
         if not _SIGNATURE_BYTES < len(grant) <= MAX_GRANT_BYTES:
             raise _bad_grant()
         body, signature = grant[:-_SIGNATURE_BYTES], grant[-_SIGNATURE_BYTES:]
         if not hmac.compare_digest(self._sign(body), signature):
             raise _bad_grant()
         found = _parse(body)
-        if not now_ns < found.expiry_ns <= now_ns + GRANT_VALIDITY_NS:
+        expired = found.expiry_ns <= now_ns and not accepted_before
+        if expired or found.expiry_ns > now_ns + GRANT_VALIDITY_NS:
             raise Unauthenticated("the grant has expired; authenticate again", reason="GRANT_EXPIRED")
         return found
 
     def _sign(self, body: bytes) -> bytes:
         return hashlib.blake2b(body, digest_size=_SIGNATURE_BYTES, key=self._secret, person=b"tessera-grant").digest()
+
+
+class AcceptedGrants:
+    """The grants that one session was leased blocks for: digests, the least recently used ones forgotten."""
+
+    def __init__(self, limit: int = REMEMBERED_GRANTS) -> None:
+        self._limit = limit
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, grant: bytes) -> bool:
+        return _digest(grant) in self._digests
+
+    def add(self, grant: bytes) -> None:
+        """Remember a grant that was verified just now."""
+        digest = _digest(grant)
+        self._digests[digest] = None
+        self._digests.move_to_end(digest)
+        if len(self._digests) > self._limit:
+            self._digests.popitem(last=False)
+
+
+def _digest(grant: bytes) -> bytes:
+    return hashlib.blake2b(grant, digest_size=16).digest()
 
 
 def _parse(body: bytes) -> Grant:

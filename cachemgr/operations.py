@@ -45,7 +45,7 @@ class Operations:
         self, manager: CacheManager, session: SessionId, request: cache_pb2.AcquireRequest
     ) -> cache_pb2.SessionResponse:
         """Lease the blocks of a prompt; on a full pool other sessions are asked for their unused credit."""
-        tenant, root = self._tenant_and_root(request)
+        tenant, root = self._tenant_and_root(session, request)
         tokens = request.tokens
         if not tokens:
             raise InvalidArgument("acquire.tokens", "is empty; a prompt has at least one token")
@@ -149,10 +149,17 @@ class Operations:
         if wanted and not granted.size:
             self._sessions.reclaim(session, wanted, from_asking=False)
 
-    def _tenant_and_root(self, request: cache_pb2.AcquireRequest) -> tuple[TenantId, bytes]:
-        """Who asks, proven by the grant and a key that still counts, and the root of the tree to look in."""
-        grant = self._signer.verify(request.grant, self._clocks.steady_ns())
-        self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns())
+    def _tenant_and_root(self, session: SessionId, request: cache_pb2.AcquireRequest) -> tuple[TenantId, bytes]:
+        """Who asks, proven by the grant and a key that still counts, and the root of the tree to look in.
+
+        A request that was admitted before goes on, whatever became of its grant or key since.
+        """
+        accepted = self._sessions.accepted_grants(session)
+        resumed = request.resumed and request.grant in accepted
+        grant = self._signer.verify(request.grant, self._clocks.steady_ns(), accepted_before=resumed)
+        if not resumed:
+            self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns())
+        accepted.add(request.grant)
         return grant.tenant, derive_root(self._tenants.secret(grant.tenant), _cache_key(request.key))
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.clocks import Clocks
+from cachemgr.grants import AcceptedGrants
 from cachemgr.ids import SessionId
 from cachemgr.manager import CacheManager
 from cachemgr.pool_owner import PoolOwner
@@ -39,6 +40,7 @@ class Connection:
     superseded: bool = False
     reclaiming: bool = False
     closed: bool = False
+    accepted_grants: AcceptedGrants = field(default_factory=AcceptedGrants)
 
 
 @dataclass(eq=False, slots=True)
@@ -100,6 +102,10 @@ class Sessions:
             freed_blocks=outcome.freed_blocks,
             quarantined_blocks=outcome.quarantined_blocks,
         )
+
+    def accepted_grants(self, session: SessionId) -> AcceptedGrants:
+        """The grants that the session was leased blocks for."""
+        return self._connections[session].accepted_grants
 
     def handed_over(self, session: SessionId, process_id: int, pidfd: int) -> None:
         """The process has the arena from now on."""

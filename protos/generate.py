@@ -27,7 +27,8 @@ def generate(target: Path) -> list[Path]:
     status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *flags, *sources])
     if status != 0:
         raise SystemExit(f"protoc failed with status {status}")
-    for folder in {p.parent for p in target.glob("tessera/**/*.py")} | set(target.glob("tessera/*/")):
+    folders = {p.parent for p in target.glob("tessera/**/*.py")} | set(target.glob("tessera/*/"))
+    for folder in (folder for folder in folders if folder.name != "__pycache__"):
         (folder / "__init__.py").touch()
     (target / "tessera" / "__init__.py").touch()
     (target / "tessera" / "py.typed").touch()

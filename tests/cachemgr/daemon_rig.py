@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from cachemgr.clocks import Clocks
 from cachemgr.daemon import Daemon
 from common.config import Options
 from common.faults import Faults
@@ -170,13 +171,15 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def running(*, state_dir: Path | None = None, faults: Faults | None = None, **options: Any) -> AsyncIterator[Rig]:
+async def running(
+    *, state_dir: Path | None = None, faults: Faults | None = None, clocks: Clocks | None = None, **options: Any
+) -> AsyncIterator[Rig]:
     """A started daemon with BLOCKS blocks, stopped at the end."""
     with contextlib.ExitStack() as stack:
         folder = state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ts-")))
         chosen = replace(Options(state_dir=folder, pool_blocks=BLOCKS), faults=faults or Faults(), **options)
         shown: list[str] = []
-        daemon = Daemon(chosen, show_key=shown.append)
+        daemon = Daemon(chosen, show_key=shown.append, clocks=clocks)
         try:
             await daemon.start()
             rig = Rig(daemon, StatePaths(folder), shown)

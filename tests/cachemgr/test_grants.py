@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cachemgr.grants import GRANT_VALIDITY_NS, MAX_GRANT_BYTES, GrantSigner
+from cachemgr.grants import GRANT_VALIDITY_NS, MAX_GRANT_BYTES, AcceptedGrants, GrantSigner
 from common.errors import Unauthenticated
 
 NOW = 10**15
@@ -47,6 +47,26 @@ def test_expired_grant_is_refused_and_says_so():
     grant = SIGNER.issue("acme", "k", NOW)
     with pytest.raises(Unauthenticated, match="expired"):
         SIGNER.verify(grant, NOW + GRANT_VALIDITY_NS)
+
+
+def test_grant_that_was_accepted_before_may_have_expired_and_nothing_else():
+    """Its expiry alone is forgiven: a changed one, and one from the future, are refused all the same."""
+    grant = SIGNER.issue("acme", "k", NOW)
+    late = NOW + 100 * GRANT_VALIDITY_NS
+    assert SIGNER.verify(grant, late, accepted_before=True).tenant == "acme"
+    with pytest.raises(Unauthenticated):
+        SIGNER.verify(grant[:-1] + bytes([grant[-1] ^ 1]), late, accepted_before=True)
+    with pytest.raises(Unauthenticated):
+        SIGNER.verify(grant, NOW - 1, accepted_before=True)
+
+
+def test_accepted_grants_are_bounded_and_the_least_used_goes():
+    """No more than the limit are remembered; one that is used again stays."""
+    accepted = AcceptedGrants(limit=2)
+    assert b"a" not in accepted
+    for grant in (b"a", b"b", b"a", b"c"):
+        accepted.add(grant)
+    assert [grant in accepted for grant in (b"a", b"b", b"c")] == [True, False, True]
 
 
 def test_clock_that_went_back_prolongs_nothing():

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cachemgr.clocks import Clocks
+from cachemgr.grants import GRANT_VALIDITY_NS
 from common.arena_wire import fetch_arena
 from common.faults import Faults
 from common.interceptors import error_from_rpc
@@ -276,6 +279,29 @@ def test_only_a_true_grant_of_a_living_key_leases():
         await compute(decoder, await rig.grant(), PROMPT)
 
     run(body)
+
+
+def test_a_request_that_runs_outlives_its_grant_and_key():
+    """A resumed acquire is leased with the grant it had at first, expired or revoked; no other acquire is."""
+    late = [0]
+    clocks = Clocks(steady_ns=lambda: time.monotonic_ns() + late[0])
+
+    async def body(rig):
+        decoder = await rig.attach()
+        made = await rig.admin.CreateKey(admin_pb2.CreateKeyRequest(tenant="default"))
+        grant, unused = await rig.grant(made.key), await rig.grant()
+        await compute(decoder, grant, PROMPT)
+        late[0] = 2 * GRANT_VALIDITY_NS
+        failed(await decoder.ask(acquire=acquire_request(grant, PROMPT)), "UNAUTHENTICATED", "expired")
+        failed(await decoder.ask(acquire=acquire_request(unused, PROMPT, resumed=True)), "UNAUTHENTICATED", "expired")
+        await compute(decoder, grant, PROMPT, resumed=True)
+        await rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=made.key_id))
+        await compute(decoder, grant, PROMPT, resumed=True)
+        other = await rig.attach()
+        failed(await other.ask(acquire=acquire_request(grant, PROMPT, resumed=True)), "UNAUTHENTICATED", "expired")
+        await compute(other, await rig.grant(), PROMPT)
+
+    run(body, clocks=clocks)
 
 
 @pytest.mark.parametrize("key", ["", "tsr_x", "x" * 100_000, "tsr_0123456789abcdef_" + "A" * 43, "é\U0001f600"])
