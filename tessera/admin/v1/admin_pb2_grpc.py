@@ -256,7 +256,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """RevokeKey ends a key. Repeating it is harmless.
+        """RevokeKey ends a key: new calls with it are refused within a second, requests that run go on to their end (AbortRequest
+        ends those). Repeating it is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
