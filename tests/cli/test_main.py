@@ -95,15 +95,19 @@ def test_probe_imports_neither_torch_nor_numpy() -> None:
     assert answer.stdout.strip() == "1 [] True"
 
 
-@pytest.mark.parametrize("moment", ["import", "run"])
+@pytest.mark.parametrize("moment", ["import", "run", "service"])
 def test_ctrl_c_is_quiet_at_any_moment(moment: str, tmp_path: Path) -> None:
-    """Ctrl-C ends a command with status 130 and no traceback, while its modules are imported and while it runs."""
+    """Ctrl-C ends a command with status 130 and no traceback, while its modules are imported and while it runs.
+
+    So does a service that has not yet taken Ctrl-C into its own hands.
+    """
     pause = "print('there', flush=True)\n{0}while True:\n{0}    time.sleep(0.01)\n"
-    body = pause.format("") if moment == "import" else "def main(arguments):\n    " + pause.format("    ")
+    body = pause.format("") if moment != "run" else "def main(arguments):\n    " + pause.format("    ")
     (tmp_path / "slow_command.py").write_text(f"import time\n{body}", encoding="utf-8")
     program = (
         "import sys; from cli import __main__ as command; command.COMMANDS['slow'] = ('slow_command', ''); "
-        "sys.exit(command.main(['slow']))"
+        "command.COMMANDS['slow_command'] = ('cli.service', ''); command.NEEDS_ITS_NAME = ('slow_command',); "
+        f"sys.exit(command.main([{'slow_command' if moment == 'service' else 'slow'!r}]))"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
     process = subprocess.Popen(
@@ -119,6 +123,19 @@ def test_ctrl_c_is_quiet_at_any_moment(moment: str, tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130
     assert not said.strip()
+
+
+@pytest.mark.parametrize("name", ["cachemgr", "decoder", "gateway"])
+def test_a_service_takes_its_own_options(name: str) -> None:
+    """`tessera SERVICE` is `python -m SERVICE`: the same help, and status 2 for an option that it does not have."""
+    shown = [
+        subprocess.run([sys.executable, "-m", *way, name, "--help"], capture_output=True, text=True, check=True).stdout
+        for way in (["cli"], [])
+    ]
+    assert shown[0] == shown[1]
+    assert f"usage: tessera {name}" in shown[0]
+    wrong = [sys.executable, "-m", "cli", name, "--no-such-option"]
+    assert subprocess.run(wrong, capture_output=True, check=False).returncode == 2
 
 
 def test_importing_a_command_leaves_ctrl_c_as_it_was() -> None:
