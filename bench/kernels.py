@@ -1,14 +1,17 @@
 """How fast is a model step? Prints the machine's limits and, beside them, prefill and decode times on this CPU.
 
-    python -m bench.kernels MODEL [--dtype bfloat16] [--threads 1 2] [--kernels auto portable]
+    python -m bench.kernels MODEL [--dtype bfloat16|float32] [--threads 1 2]
 
-Everything is a median in one process. The bandwidth limit of a decode step is (weights + keys and values read) divided
-by the copy bandwidth measured in the same run with the same number of threads.
+Everything is a median in one process: wall time, and CPU time of all threads, which says more where other processes
+take the cores. The limit of a decode step is (weights + keys and values read) divided by the copy bandwidth, that of a
+prefill its products and attention divided by torch's bfloat16 matmul rate, both measured in the same run with as many
+threads. A prefill can pass its limit where torch's product of 1024 by 1024 does not reach the hardware's rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -25,15 +28,29 @@ from decoder.weights import load_model
 BLOCK_TOKENS = 16
 
 
-def median_seconds(action: Callable[[], object], repeats: int) -> float:
-    """Median wall time of `action` after two unmeasured calls."""
-    times = []
+def median_times(action: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Median wall and CPU seconds of `action` after two unmeasured calls; CPU counts every thread of the process."""
+    wall, processor = [], []
     for index in range(repeats + 2):
-        start = time.perf_counter()
+        start, start_processor = time.perf_counter(), time.process_time()
         action()
         if index >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+            wall.append(time.perf_counter() - start)
+            processor.append(time.process_time() - start_processor)
+    return statistics.median(wall), statistics.median(processor)
+
+
+def median_seconds(action: Callable[[], object], repeats: int) -> float:
+    """Median wall time of `action` after two unmeasured calls."""
+    return median_times(action, repeats)[0]
+
+
+def prefill_operations(model: CausalLM, length: int) -> float:
+    """Operations of a causal prefill: two per weight of the layers and token, and attention's two products."""
+    config = model.config
+    per_layer = config.hidden_size * (2 * config.query_size + 2 * config.kv_size + 3 * config.intermediate_size)
+    pairs = length * (length + 1) / 2
+    return config.num_layers * (2.0 * per_layer * length + 4.0 * config.query_size * pairs)
 
 
 def copy_bandwidth(threads: int) -> float:
@@ -87,8 +104,8 @@ def decode_batch(size: int, context: int, width: int) -> StepBatch:
     )
 
 
-def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], weights: int, threads: int) -> None:
-    """Print prefill and decode medians of one model."""
+def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], bandwidth: float, rate: float) -> None:
+    """Print prefill and decode medians of one model beside what `bandwidth` and `rate` allow."""
     random = np.random.default_rng(0)
     for length in (128, 1024, 4000):
         table = np.arange(1, -(-length // BLOCK_TOKENS) + 1, dtype=np.int32)[None]
@@ -103,24 +120,28 @@ def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], we
                 for start in range(0, tokens.size, chunk):
                     model.forward(prefill_batch(tokens[start : start + chunk], start, table), arena)
 
-            seconds = median_seconds(prefill, 3)
-            print(f"  prefill {length:5d} tokens, chunks of {chunk:5d}: {seconds * 1e3:8.1f} ms")
-    bandwidth = copy_bandwidth(threads)
+            seconds, processor = median_times(prefill, 3)
+            limit = prefill_operations(model, length) / rate
+            print(
+                f"  prefill {length:5d} tokens, chunks of {chunk:5d}: {seconds * 1e3:8.1f} ms wall, "
+                f"{processor * 1e3:8.1f} ms CPU, {limit / seconds * 100:4.0f} % of the matmul limit"
+            )
     for context in (128, 1024):
         width = -(-context // BLOCK_TOKENS)
         for size in (1, 4, 8, 16, 32):
             batch = decode_batch(size, context, width)
-            seconds = median_seconds(lambda batch=batch: model.forward(batch, arena), 15)  # type: ignore[misc]
-            limit = (weights + size * context * model.layout.token_bytes) / bandwidth
+            seconds, processor = median_times(functools.partial(model.forward, batch, arena), 15)
+            limit = (model.weight_bytes + size * context * model.layout.token_bytes) / bandwidth
             print(
-                f"  decode batch {size:3d}, context {context:5d}: {seconds * 1e3:8.2f} ms, "
+                f"  decode batch {size:3d}, context {context:5d}: {seconds * 1e3:8.2f} ms wall, "
+                f"{processor * 1e3:8.2f} ms CPU, "
                 f"{limit / seconds * 100:4.0f} % of the bandwidth limit, {size / seconds:7.1f} tok/s"
             )
 
 
 def main() -> None:
     """Parse the command line and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -137,7 +158,7 @@ def main() -> None:
         arena = np.zeros((32 * 64 + 1, *model.layout.block_shape), kind)
         model.warm_up(arena)
         print(f"  load {loaded - start:.1f} s, warm-up {time.perf_counter() - loaded:.1f} s")
-        measure(model, arena, model.weight_bytes, threads)
+        measure(model, arena, copy, rate)
         model.close()
 
 
