@@ -348,9 +348,9 @@ async def test_fields_that_are_not_known_are_ignored_and_not_passed_on() -> None
         unknown = decode_pb2.Submit(request_id="x" * 100, grant=b"forged", request_label="y").SerializeToString()
         message.sampling.n = 1
         raw = message.SerializeToString() + b"\xa2\x1f" + bytes([len(unknown)]) + unknown
-        sampling = message.sampling.SerializeToString() + b"\xa2\x1f\x03abc"
+        sampling = message.sampling.SerializeToString() + b"\xa2\x1f\x03xyz"
         raw += b"\x2a" + bytes([len(sampling)]) + sampling
         answer = await generate(here, pb.GenerateRequest.FromString(raw))
         assert answer.summaries[0].usage.completion_tokens == 3
-        assert b"abc" not in here.decoder.submitted[0].SerializeToString()
+        assert b"xyz" not in here.decoder.submitted[0].SerializeToString()
         assert here.decoder.submitted[0].grant == b"grant of tenant-a"
