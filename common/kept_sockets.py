@@ -55,12 +55,17 @@ class KeptSocket:
     def publish(self) -> None:
         """The socket is bound and listens at `kept`: make it private (0600) and give it its public name.
 
-        Raises FailedPrecondition where the folder does not allow it.
+        A file system without hard links leaves it the public name alone: a deleted file is lost there. Raises
+        FailedPrecondition where the folder allows neither.
         """
         try:
             self.kept.chmod(0o600)
             self._identity = _identity(self.kept)
-            self._link(self.kept, self.path)
+            try:
+                self._link(self.kept, self.path)
+            except OSError as error:
+                get_logger().warning("socket_not_kept", socket=self.path.name, why=error.strerror)
+                self.kept.rename(self.path)
         except OSError as error:
             raise FailedPrecondition(f"{self.path.name} cannot be put into the run folder: {error.strerror}") from error
 

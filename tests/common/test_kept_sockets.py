@@ -121,6 +121,22 @@ def test_an_end_removes_no_other_process_s_socket(folder: Path) -> None:
             assert not second.path.exists()
 
 
+def test_a_file_system_without_hard_links_serves_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket has its public name alone; a look changes nothing, and its deletion is a loss."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    kept = KeptSocket(folder / "a.sock")
+    with listening(kept):
+        assert connects(kept.path)
+        assert kept.look() is SocketState.STUCK
+        assert connects(kept.path)
+        kept.path.unlink()
+        assert kept.look() is SocketState.LOST
+
+
 def test_stale_names_go_at_the_start_and_other_files_do_not(folder: Path) -> None:
     """What a killed owner left is no obstacle; a file that is no socket ends the start and is kept."""
     dead = KeptSocket(folder / "a.sock")
