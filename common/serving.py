@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import TesseraError
 from common.logs import get_logger
+from common.scheduling import prefer_latency
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -28,6 +29,8 @@ def settle_heap() -> None:
 
 def run_service(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:
     """Run `main(stop)` until it returns; `stop` is set by the first SIGTERM or SIGINT. Returns the exit status."""
+
+    prefer_latency()
 
     async def body() -> None:
         stop = asyncio.Event()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from common.errors import TesseraError, Unavailable
+from common.scheduling import prefer_throughput
 from decoder.cache_api import Arena, Attached, CacheClient, Event
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Inbox, Message, Stop, Submit
 from decoder.outputs import Sink
@@ -97,6 +98,7 @@ class Engine:
 
     def run(self) -> None:
         """Step until stopped; waits passively while there is nothing to do."""
+        prefer_throughput()
         while not self._loop.intake.is_stopped:
             if not self.step():
                 self._inbox.wait(self._loop.idle_seconds)

@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from common.scheduling import prefer_throughput
 from decoder.kernels.compiled import entry, intrinsic, kernel
 
 _I32 = ir.IntType(32)
@@ -148,6 +149,11 @@ def next_generation(control: int) -> None:
     wake_all(control + 4 * GENERATION, control + 4 * SLEEPERS)
 
 
+def _compute(work: Callable[[int], None], rank: int) -> None:
+    prefer_throughput()
+    work(rank)
+
+
 class Team:
     """`size` threads, the caller's included, that meet at the control words at address `control`."""
 
@@ -160,7 +166,7 @@ class Team:
     def start(self, work: Callable[[int], None]) -> None:
         """Start the workers: `work(rank)` for ranks 1 and up must serve runs until `await_generation` gives -1."""
         for rank in range(1, self.size):
-            thread = threading.Thread(target=work, args=(rank,), name=f"tessera-step-{rank}", daemon=True)
+            thread = threading.Thread(target=_compute, args=(work, rank), name=f"tessera-step-{rank}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
