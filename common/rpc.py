@@ -40,7 +40,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_SHARED,
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # the time one attempt may take; a busy machine needs more than moments
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt may take, too: a busy machine is slow
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
