@@ -624,7 +624,7 @@ def test_quarantine_ends_with_the_process_and_not_before():
     run(body)
 
 
-def test_twenty_killed_decoders_leave_no_fd_behind():
+def test_killed_decoders_leave_no_fd_behind():
     """The daemon's open files are as many after the deaths of many decoders as before."""
 
     async def body(rig):
