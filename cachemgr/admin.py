@@ -7,7 +7,7 @@ text, secrets or bytes of keys and values.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from cachemgr.admin_messages import (
@@ -175,39 +175,6 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._log.info("key_revoked", tenant=tenant, key_id=request.key_id)
         return admin_pb2.RevokeKeyResponse()
 
-    async def ExplainPrefix(self, _request: Any, _context: Any) -> admin_pb2.ExplainPrefixResponse:
-        """Not in this build."""
-        _refuse("ExplainPrefix")
-
-    async def PinPrefix(self, _request: Any, _context: Any) -> admin_pb2.PinPrefixResponse:
-        """Not in this build."""
-        _refuse("PinPrefix")
-
-    async def UnpinPrefix(self, _request: Any, _context: Any) -> admin_pb2.UnpinPrefixResponse:
-        """Not in this build."""
-        _refuse("UnpinPrefix")
-
-    async def UpdateTenant(self, _request: Any, _context: Any) -> admin_pb2.UpdateTenantResponse:
-        """Not in this build."""
-        _refuse("UpdateTenant")
-
-    async def DeleteTenant(self, _request: Any, _context: Any) -> admin_pb2.DeleteTenantResponse:
-        """Not in this build."""
-        _refuse("DeleteTenant")
-
-    async def RotateTenantSecret(self, _request: Any, _context: Any) -> admin_pb2.RotateTenantSecretResponse:
-        """Not in this build."""
-        _refuse("RotateTenantSecret")
-
-    async def WatchEvents(self, _request: Any, _context: Any) -> AsyncIterator[admin_pb2.WatchEventsResponse]:
-        """Not in this build."""
-        _refuse("WatchEvents")
-        yield  # makes this a stream
-
-    async def DrainPool(self, _request: Any, _context: Any) -> admin_pb2.DrainPoolResponse:
-        """Not in this build."""
-        _refuse("DrainPool")
-
     def _tenant_asked(self, name: str) -> TenantId | None:
         """The tenant of a filter; None means all. Raises InvalidArgument or NotFound."""
         if not name:
@@ -243,5 +210,13 @@ def _refuse_in_use(manager: CacheManager) -> None:
         )
 
 
-def _refuse(method: str) -> NoReturn:
-    raise Unimplemented(f"AdminService.{method} is not served by this build", metadata={"method": method})
+def _not_served(method: str) -> Callable[..., Any]:
+    async def refuse(*_: Any) -> NoReturn:
+        raise Unimplemented(f"AdminService.{method} is not served by this build", metadata={"method": method})
+
+    return refuse
+
+
+for _method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods:
+    if _method.name not in AdminService.__dict__:
+        setattr(AdminService, _method.name, _not_served(_method.name))

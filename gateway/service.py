@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import TesseraError
+from common.errors import TesseraError, Unimplemented
 from common.logs import get_logger
 from gateway.admission import Admission
 from gateway.auth import current_caller
@@ -116,6 +116,19 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             for model in self._pool.models()
         ]
         return inference_pb2.ListModelsResponse(models=models)
+
+
+    async def ForkSession(self, request: Any, context: Context) -> inference_pb2.ForkSessionResponse:  # noqa: N802
+        """Not in this build."""
+        raise Unimplemented("InferenceService.ForkSession is not served by this build")
+
+    async def RollbackSession(self, request: Any, context: Context) -> inference_pb2.RollbackSessionResponse:  # noqa: N802
+        """Not in this build."""
+        raise Unimplemented("InferenceService.RollbackSession is not served by this build")
+
+    async def DropSession(self, request: Any, context: Context) -> inference_pb2.DropSessionResponse:  # noqa: N802
+        """Not in this build."""
+        raise Unimplemented("InferenceService.DropSession is not served by this build")
 
 
 def _limits(model: DecoderModel) -> ModelLimits:

@@ -94,6 +94,7 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
         "beam": request.HasField("beam"),
         "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
         "adapter": bool(request.adapter),
+        "session": request.HasField("session"),
         "cache.scope": cache.scope not in _PRIVATE_SCOPES,
         "cache.public_tokens": cache.public_tokens != 0,
         "cache.ttl_seconds": cache.HasField("ttl_seconds"),

@@ -26,6 +26,17 @@ UNIMPLEMENTED = {
     "RotateTenantSecret",
     "WatchEvents",
     "DrainPool",
+    "ListPins",
+    "SetPriority",
+    "CreateGroup",
+    "UpdateGroup",
+    "DeleteGroup",
+    "ListGroups",
+    "ApprovePrefix",
+    "WithdrawPrefix",
+    "ListApprovedPrefixes",
+    "ListBranches",
+    "GetHitRateLimits",
 }
 METHODS = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
 

@@ -86,6 +86,16 @@ class AdminServiceStub:
                 request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UnpinPrefixRequest.SerializeToString,
                 response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UnpinPrefixResponse.FromString,
                 _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/ListPins',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.SetPriority = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/SetPriority',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityResponse.FromString,
+                _registered_method=True)
         self.AbortRequest = channel.unary_unary(
                 '/tessera.admin.v1.AdminService/AbortRequest',
                 request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.AbortRequestRequest.SerializeToString,
@@ -135,6 +145,51 @@ class AdminServiceStub:
                 '/tessera.admin.v1.AdminService/DrainPool',
                 request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolRequest.SerializeToString,
                 response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolResponse.FromString,
+                _registered_method=True)
+        self.CreateGroup = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/CreateGroup',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupResponse.FromString,
+                _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/UpdateGroup',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupResponse.FromString,
+                _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/DeleteGroup',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/ListGroups',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.ApprovePrefix = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/ApprovePrefix',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixResponse.FromString,
+                _registered_method=True)
+        self.WithdrawPrefix = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/WithdrawPrefix',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixResponse.FromString,
+                _registered_method=True)
+        self.ListApprovedPrefixes = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/ListApprovedPrefixes',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesResponse.FromString,
+                _registered_method=True)
+        self.ListBranches = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/ListBranches',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.FromString,
+                _registered_method=True)
+        self.GetHitRateLimits = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/GetHitRateLimits',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsResponse.FromString,
                 _registered_method=True)
 
 
@@ -186,7 +241,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPrefix(self, request, context):
-        """ExplainPrefix says how far a prompt is resident and why it stops there. UNIMPLEMENTED in this build.
+        """ExplainPrefix says how far a prompt is resident and why it stops there. It changes nothing, recency neither.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,14 +255,29 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinPrefix(self, request, context):
-        """PinPrefix keeps a prefix from eviction. UNIMPLEMENTED in this build.
+        """PinPrefix keeps what is resident of a prefix from eviction, within the tenant's pin budget. NOT_FOUND where nothing of it
+        is resident; RESOURCE_EXHAUSTED, with numbers, beyond the budget.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpinPrefix(self, request, context):
-        """UnpinPrefix ends a pin. UNIMPLEMENTED in this build.
+        """UnpinPrefix ends a pin. NOT_FOUND where there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """ListPins lists pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPriority(self, request, context):
+        """SetPriority changes the priority of what is resident of a prefix. NOT_FOUND where nothing is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,14 +298,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTenant(self, request, context):
-        """UpdateTenant changes quotas. UNIMPLEMENTED in this build.
+        """UpdateTenant changes quotas. A floor above what is left of the pool, or above the ceiling, is refused with the numbers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTenant(self, request, context):
-        """DeleteTenant removes a tenant and its blocks. UNIMPLEMENTED in this build.
+        """DeleteTenant ends a tenant's keys and requests, drops its blocks, scrubs them before anyone else has them, and forgets
+        its secret. The default tenant can be deleted like any other. NOT_FOUND where there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,21 +335,86 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RotateTenantSecret(self, request, context):
-        """RotateTenantSecret makes a tenant's whole tree unreachable. UNIMPLEMENTED in this build.
+        """RotateTenantSecret gives a tenant a new secret: its whole tree is unreachable from then on, and dropped. Requests that
+        run go on and publish nothing any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """WatchEvents streams what changes. UNIMPLEMENTED in this build.
+        """WatchEvents streams what changes, with no gap: first what is still known after a revision, then what comes. OUT_OF_RANGE
+        where that revision is known no more, with the oldest that is. A reader that is too slow is ended so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainPool(self, request, context):
-        """DrainPool stops new leases and waits for the running ones. UNIMPLEMENTED in this build.
+        """DrainPool stops new leases and waits for the running ones. Repeating it waits again; resume ends the drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateGroup(self, request, context):
+        """CreateGroup makes a group of tenants that may share a scope. ALREADY_EXISTS where the name is taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGroup(self, request, context):
+        """UpdateGroup adds and removes members; who is removed no longer reaches the group's blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """DeleteGroup ends a group and drops its blocks. NOT_FOUND where there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroups(self, request, context):
+        """ListGroups lists groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApprovePrefix(self, request, context):
+        """ApprovePrefix lets every tenant share a prefix in the public scope. Only a digest of it is kept. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawPrefix(self, request, context):
+        """WithdrawPrefix ends an approval: nobody is served from the public scope by it any more. NOT_FOUND where there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListApprovedPrefixes(self, request, context):
+        """ListApprovedPrefixes lists approvals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBranches(self, request, context):
+        """ListBranches lists kept branches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHitRateLimits(self, request, context):
+        """GetHitRateLimits replays the recent admissions against an infinite cache and against the best possible eviction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,6 +473,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UnpinPrefixRequest.FromString,
                     response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UnpinPrefixResponse.SerializeToString,
             ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'SetPriority': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriority,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityResponse.SerializeToString,
+            ),
             'AbortRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.AbortRequest,
                     request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.AbortRequestRequest.FromString,
@@ -386,6 +532,51 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainPool,
                     request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolRequest.FromString,
                     response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolResponse.SerializeToString,
+            ),
+            'CreateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateGroup,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupResponse.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'ApprovePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApprovePrefix,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixResponse.SerializeToString,
+            ),
+            'WithdrawPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawPrefix,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixResponse.SerializeToString,
+            ),
+            'ListApprovedPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListApprovedPrefixes,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesResponse.SerializeToString,
+            ),
+            'ListBranches': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBranches,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.SerializeToString,
+            ),
+            'GetHitRateLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHitRateLimits,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -671,6 +862,60 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/ListPins',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/SetPriority',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.SetPriorityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def AbortRequest(request,
             target,
             options=(),
@@ -930,6 +1175,249 @@ class AdminService:
             '/tessera.admin.v1.AdminService/DrainPool',
             tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolRequest.SerializeToString,
             tessera_dot_admin_dot_v1_dot_admin__pb2.DrainPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/CreateGroup',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.CreateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/UpdateGroup',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.UpdateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/DeleteGroup',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/ListGroups',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApprovePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/ApprovePrefix',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ApprovePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/WithdrawPrefix',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.WithdrawPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListApprovedPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/ListApprovedPrefixes',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListApprovedPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBranches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/ListBranches',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHitRateLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/GetHitRateLimits',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,52 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ForkBranchRequest(_message.Message):
+    __slots__ = ("grant", "handle", "count", "ttl_seconds")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    handle: bytes
+    count: int
+    ttl_seconds: float
+    def __init__(self, grant: _Optional[bytes] = ..., handle: _Optional[bytes] = ..., count: _Optional[int] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class ForkBranchResponse(_message.Message):
+    __slots__ = ("handles", "num_tokens")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[bytes]
+    num_tokens: int
+    def __init__(self, handles: _Optional[_Iterable[bytes]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RollbackBranchRequest(_message.Message):
+    __slots__ = ("grant", "handle", "num_tokens")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    handle: bytes
+    num_tokens: int
+    def __init__(self, grant: _Optional[bytes] = ..., handle: _Optional[bytes] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RollbackBranchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropBranchRequest(_message.Message):
+    __slots__ = ("grant", "handle")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    handle: bytes
+    def __init__(self, grant: _Optional[bytes] = ..., handle: _Optional[bytes] = ...) -> None: ...
+
+class DropBranchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AuthenticateRequest(_message.Message):
     __slots__ = ("key",)
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -24,7 +70,7 @@ class AuthenticateResponse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., grant: _Optional[bytes] = ..., expires_in_seconds: _Optional[float] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("sequence", "applied_revision", "attach", "acquire", "report", "fork", "credit", "abort_result")
+    __slots__ = ("sequence", "applied_revision", "attach", "acquire", "report", "fork", "credit", "abort_result", "heartbeat", "rollback", "make_writable", "commit")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     APPLIED_REVISION_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +79,10 @@ class SessionRequest(_message.Message):
     FORK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_RESULT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    MAKE_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     applied_revision: int
     attach: AttachRequest
@@ -41,10 +91,14 @@ class SessionRequest(_message.Message):
     fork: ForkRequest
     credit: CreditRequest
     abort_result: AbortResult
-    def __init__(self, sequence: _Optional[int] = ..., applied_revision: _Optional[int] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., acquire: _Optional[_Union[AcquireRequest, _Mapping]] = ..., report: _Optional[_Union[ReportRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., credit: _Optional[_Union[CreditRequest, _Mapping]] = ..., abort_result: _Optional[_Union[AbortResult, _Mapping]] = ...) -> None: ...
+    heartbeat: HeartbeatRequest
+    rollback: RollbackRequest
+    make_writable: MakeWritableRequest
+    commit: CommitRequest
+    def __init__(self, sequence: _Optional[int] = ..., applied_revision: _Optional[int] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., acquire: _Optional[_Union[AcquireRequest, _Mapping]] = ..., report: _Optional[_Union[ReportRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., credit: _Optional[_Union[CreditRequest, _Mapping]] = ..., abort_result: _Optional[_Union[AbortResult, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., rollback: _Optional[_Union[RollbackRequest, _Mapping]] = ..., make_writable: _Optional[_Union[MakeWritableRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("sequence", "revision", "epoch", "credit", "attach", "acquire", "report", "fork", "credit_granted", "failure", "abort", "reclaim")
+    __slots__ = ("sequence", "revision", "epoch", "credit", "attach", "acquire", "report", "fork", "credit_granted", "failure", "abort", "reclaim", "heartbeat", "rollback", "make_writable", "commit", "prefix_ready", "scrub")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +111,12 @@ class SessionResponse(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RECLAIM_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    MAKE_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_READY_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     revision: int
     epoch: int
@@ -69,7 +129,13 @@ class SessionResponse(_message.Message):
     failure: Failure
     abort: AbortPush
     reclaim: ReclaimPush
-    def __init__(self, sequence: _Optional[int] = ..., revision: _Optional[int] = ..., epoch: _Optional[int] = ..., credit: _Optional[bytes] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResponse, _Mapping]] = ..., report: _Optional[_Union[ReportResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., credit_granted: _Optional[_Union[CreditResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., abort: _Optional[_Union[AbortPush, _Mapping]] = ..., reclaim: _Optional[_Union[ReclaimPush, _Mapping]] = ...) -> None: ...
+    heartbeat: HeartbeatResponse
+    rollback: RollbackResponse
+    make_writable: MakeWritableResponse
+    commit: CommitResponse
+    prefix_ready: PrefixReadyPush
+    scrub: bytes
+    def __init__(self, sequence: _Optional[int] = ..., revision: _Optional[int] = ..., epoch: _Optional[int] = ..., credit: _Optional[bytes] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResponse, _Mapping]] = ..., report: _Optional[_Union[ReportResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., credit_granted: _Optional[_Union[CreditResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., abort: _Optional[_Union[AbortPush, _Mapping]] = ..., reclaim: _Optional[_Union[ReclaimPush, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., rollback: _Optional[_Union[RollbackResponse, _Mapping]] = ..., make_writable: _Optional[_Union[MakeWritableResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., prefix_ready: _Optional[_Union[PrefixReadyPush, _Mapping]] = ..., scrub: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata")
@@ -91,31 +157,91 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol_version", "decoder_name", "layout", "process_id")
+    __slots__ = ("protocol_version", "decoder_name", "layout", "process_id", "resume")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DECODER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     decoder_name: str
     layout: _common_pb2.KvLayout
     process_id: int
-    def __init__(self, protocol_version: _Optional[int] = ..., decoder_name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., process_id: _Optional[int] = ...) -> None: ...
+    resume: SessionResume
+    def __init__(self, protocol_version: _Optional[int] = ..., decoder_name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., process_id: _Optional[int] = ..., resume: _Optional[_Union[SessionResume, _Mapping]] = ...) -> None: ...
+
+class SessionResume(_message.Message):
+    __slots__ = ("session_id", "epoch", "resume_token", "arena_nonce", "sequences", "credit_blocks")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ARENA_NONCE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    epoch: int
+    resume_token: bytes
+    arena_nonce: bytes
+    sequences: _containers.RepeatedCompositeFieldContainer[HeldSequence]
+    credit_blocks: bytes
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., resume_token: _Optional[bytes] = ..., arena_nonce: _Optional[bytes] = ..., sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., credit_blocks: _Optional[bytes] = ...) -> None: ...
+
+class HeldSequence(_message.Message):
+    __slots__ = ("lease_id", "grant", "key", "prefix", "tokens", "blocks", "sealed_tokens", "copy", "request_id", "sample", "no_store", "priority", "ttl_seconds")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    NO_STORE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    grant: bytes
+    key: _common_pb2.CacheKey
+    prefix: _common_pb2.ScopePrefix
+    tokens: bytes
+    blocks: bytes
+    sealed_tokens: int
+    copy: CopyPlan
+    request_id: str
+    sample: int
+    no_store: bool
+    priority: int
+    ttl_seconds: float
+    def __init__(self, lease_id: _Optional[int] = ..., grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ..., tokens: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_store: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("session_id", "arena_token", "num_blocks", "layout_fingerprint")
+    __slots__ = ("session_id", "arena_token", "num_blocks", "layout_fingerprint", "resume_token", "lease_seconds", "grace_seconds", "resumed", "leases", "arena_wanted")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARENA_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_WANTED_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     arena_token: bytes
     num_blocks: int
     layout_fingerprint: bytes
-    def __init__(self, session_id: _Optional[int] = ..., arena_token: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ...) -> None: ...
+    resume_token: bytes
+    lease_seconds: float
+    grace_seconds: float
+    resumed: bool
+    leases: _containers.RepeatedScalarFieldContainer[int]
+    arena_wanted: bool
+    def __init__(self, session_id: _Optional[int] = ..., arena_token: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., resume_token: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., grace_seconds: _Optional[float] = ..., resumed: _Optional[bool] = ..., leases: _Optional[_Iterable[int]] = ..., arena_wanted: _Optional[bool] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("grant", "key", "tokens", "request_id", "sample", "no_read", "no_store", "resumed", "priority")
+    __slots__ = ("grant", "key", "tokens", "request_id", "sample", "no_read", "no_store", "resumed", "priority", "prefix", "ttl_seconds", "may_wait", "base_handle", "base_tokens")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +251,11 @@ class AcquireRequest(_message.Message):
     NO_STORE_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAY_WAIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     grant: bytes
     key: _common_pb2.CacheKey
     tokens: bytes
@@ -134,7 +265,28 @@ class AcquireRequest(_message.Message):
     no_store: bool
     resumed: bool
     priority: int
-    def __init__(self, grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., tokens: _Optional[bytes] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_read: _Optional[bool] = ..., no_store: _Optional[bool] = ..., resumed: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    prefix: _common_pb2.ScopePrefix
+    ttl_seconds: float
+    may_wait: bool
+    base_handle: bytes
+    base_tokens: int
+    def __init__(self, grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., tokens: _Optional[bytes] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_read: _Optional[bool] = ..., no_store: _Optional[bool] = ..., resumed: _Optional[bool] = ..., priority: _Optional[int] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ..., ttl_seconds: _Optional[float] = ..., may_wait: _Optional[bool] = ..., base_handle: _Optional[bytes] = ..., base_tokens: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("wait_id", "resident_tokens", "coming_tokens")
+    WAIT_ID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    wait_id: int
+    resident_tokens: int
+    coming_tokens: int
+    def __init__(self, wait_id: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., coming_tokens: _Optional[int] = ...) -> None: ...
+
+class PrefixReadyPush(_message.Message):
+    __slots__ = ("wait_id",)
+    WAIT_ID_FIELD_NUMBER: _ClassVar[int]
+    wait_id: int
+    def __init__(self, wait_id: _Optional[int] = ...) -> None: ...
 
 class CopyPlan(_message.Message):
     __slots__ = ("source", "target", "num_tokens")
@@ -147,34 +299,40 @@ class CopyPlan(_message.Message):
     def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease_id", "blocks", "cached_tokens", "copy", "tenant")
+    __slots__ = ("lease_id", "blocks", "cached_tokens", "copy", "tenant", "waiting", "base_tokens")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     blocks: bytes
     cached_tokens: int
     copy: CopyPlan
     tenant: str
-    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    waiting: Waiting
+    base_tokens: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., tenant: _Optional[str] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., base_tokens: _Optional[bytes] = ...) -> None: ...
 
 class SequenceReport(_message.Message):
-    __slots__ = ("lease_id", "taken_blocks", "tokens", "sealed_tokens", "copied", "release")
+    __slots__ = ("lease_id", "taken_blocks", "tokens", "sealed_tokens", "copied", "release", "keep_seconds")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEALED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     taken_blocks: bytes
     tokens: bytes
     sealed_tokens: int
     copied: bool
     release: bool
-    def __init__(self, lease_id: _Optional[int] = ..., taken_blocks: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copied: _Optional[bool] = ..., release: _Optional[bool] = ...) -> None: ...
+    keep_seconds: float
+    def __init__(self, lease_id: _Optional[int] = ..., taken_blocks: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copied: _Optional[bool] = ..., release: _Optional[bool] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests")
@@ -211,12 +369,76 @@ class SequenceRefusal(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("replacements", "refusals")
+    __slots__ = ("replacements", "refusals", "kept")
     REPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     replacements: _containers.RepeatedCompositeFieldContainer[TableReplacement]
     refusals: _containers.RepeatedCompositeFieldContainer[SequenceRefusal]
-    def __init__(self, replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[SequenceRefusal, _Mapping]]] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[KeptBranch]
+    def __init__(self, replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[SequenceRefusal, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptBranch, _Mapping]]] = ...) -> None: ...
+
+class KeptBranch(_message.Message):
+    __slots__ = ("lease_id", "handle", "num_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    handle: bytes
+    num_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., handle: _Optional[bytes] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("lease_id", "num_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    num_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("blocks", "copy")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    copy: CopyPlan
+    def __init__(self, blocks: _Optional[bytes] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ...) -> None: ...
+
+class MakeWritableRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class MakeWritableResponse(_message.Message):
+    __slots__ = ("blocks", "copy")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    blocks: bytes
+    copy: CopyPlan
+    def __init__(self, blocks: _Optional[bytes] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("lease_id", "num_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    num_tokens: int
+    def __init__(self, lease_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("replacements",)
+    REPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    replacements: _containers.RepeatedCompositeFieldContainer[TableReplacement]
+    def __init__(self, replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
     __slots__ = ("lease_id", "samples", "num_tokens")

@@ -177,3 +177,173 @@ class CredentialService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class BranchServiceStub:
+    """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
+    decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
+    another tenant is NOT_FOUND, as one that expired or was never made is.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ForkBranch = channel.unary_unary(
+                '/tessera.cache.v1.BranchService/ForkBranch',
+                request_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchRequest.SerializeToString,
+                response_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchResponse.FromString,
+                _registered_method=True)
+        self.RollbackBranch = channel.unary_unary(
+                '/tessera.cache.v1.BranchService/RollbackBranch',
+                request_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchRequest.SerializeToString,
+                response_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchResponse.FromString,
+                _registered_method=True)
+        self.DropBranch = channel.unary_unary(
+                '/tessera.cache.v1.BranchService/DropBranch',
+                request_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchRequest.SerializeToString,
+                response_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchResponse.FromString,
+                _registered_method=True)
+
+
+class BranchServiceServicer:
+    """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
+    decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
+    another tenant is NOT_FOUND, as one that expired or was never made is.
+    """
+
+    def ForkBranch(self, request, context):
+        """ForkBranch makes more handles of one kept branch; they share every block.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackBranch(self, request, context):
+        """RollbackBranch cuts a kept branch back to its first tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropBranch(self, request, context):
+        """DropBranch ends a kept branch; its blocks stay in the index while there is room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BranchServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ForkBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkBranch,
+                    request_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchRequest.FromString,
+                    response_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchResponse.SerializeToString,
+            ),
+            'RollbackBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackBranch,
+                    request_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchRequest.FromString,
+                    response_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchResponse.SerializeToString,
+            ),
+            'DropBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropBranch,
+                    request_deserializer=tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchRequest.FromString,
+                    response_serializer=tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tessera.cache.v1.BranchService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tessera.cache.v1.BranchService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class BranchService:
+    """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
+    decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
+    another tenant is NOT_FOUND, as one that expired or was never made is.
+    """
+
+    @staticmethod
+    def ForkBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.cache.v1.BranchService/ForkBranch',
+            tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchRequest.SerializeToString,
+            tessera_dot_cache_dot_v1_dot_cache__pb2.ForkBranchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.cache.v1.BranchService/RollbackBranch',
+            tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchRequest.SerializeToString,
+            tessera_dot_cache_dot_v1_dot_cache__pb2.RollbackBranchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.cache.v1.BranchService/DropBranch',
+            tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchRequest.SerializeToString,
+            tessera_dot_cache_dot_v1_dot_cache__pb2.DropBranchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -46,6 +46,16 @@ class CacheKey(_message.Message):
     scope_name: str
     def __init__(self, weights_digest: _Optional[bytes] = ..., revision: _Optional[str] = ..., adapter_digest: _Optional[bytes] = ..., tokenizer_digest: _Optional[bytes] = ..., position_digest: _Optional[bytes] = ..., attention_digest: _Optional[bytes] = ..., kv_dtype: _Optional[str] = ..., kv_quantization: _Optional[str] = ..., layout_version: _Optional[int] = ..., multimodal_digests: _Optional[_Iterable[bytes]] = ..., scope: _Optional[_Union[Scope, str]] = ..., scope_name: _Optional[str] = ...) -> None: ...
 
+class ScopePrefix(_message.Message):
+    __slots__ = ("scope", "group", "num_tokens")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    scope: Scope
+    group: str
+    num_tokens: int
+    def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., group: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class KvLayout(_message.Message):
     __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]

@@ -18,7 +18,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label")
+    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,9 @@ class Submit(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_LABEL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request: int
     request_id: str
     grant: bytes
@@ -39,7 +42,10 @@ class Submit(_message.Message):
     cache: _inference_pb2.Cache
     priority: int
     request_label: str
-    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ...) -> None: ...
+    session_handle: bytes
+    session_tokens: int
+    keep_seconds: float
+    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request", "index")
@@ -94,14 +100,18 @@ class StepOutput(_message.Message):
     def __init__(self, started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SampleFinished, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[RequestEnded, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request", "cached_tokens", "queue_nanoseconds")
+    __slots__ = ("request", "cached_tokens", "queue_nanoseconds", "base_tokens", "prompt_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     cached_tokens: int
     queue_nanoseconds: int
-    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ...) -> None: ...
+    base_tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_tokens: int
+    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ..., base_tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("request", "index", "token_ids", "logprobs")
@@ -116,16 +126,20 @@ class SampleTokens(_message.Message):
     def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class SampleFinished(_message.Message):
-    __slots__ = ("request", "index", "reason", "stop_token_id")
+    __slots__ = ("request", "index", "reason", "stop_token_id", "session_handle", "session_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     index: int
     reason: _inference_pb2.FinishReason
     stop_token_id: int
-    def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+    session_handle: bytes
+    session_tokens: int
+    def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEnded(_message.Message):
     __slots__ = ("request", "completion_tokens", "cow_copies")

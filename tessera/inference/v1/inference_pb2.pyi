@@ -135,8 +135,18 @@ class Speculation(_message.Message):
     mode: SpeculationMode
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ...) -> None: ...
 
+class Session(_message.Message):
+    __slots__ = ("handle", "num_tokens", "keep_seconds")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    handle: str
+    num_tokens: int
+    keep_seconds: float
+    def __init__(self, handle: _Optional[str] = ..., num_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "stopping", "output", "cache", "beam", "speculation", "adapter", "request_label", "priority")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "stopping", "output", "cache", "beam", "speculation", "adapter", "request_label", "priority", "session")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +160,7 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_LABEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -163,7 +174,8 @@ class GenerateRequest(_message.Message):
     adapter: str
     request_label: str
     priority: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., cache: _Optional[_Union[Cache, _Mapping]] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., adapter: _Optional[str] = ..., request_label: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    session: Session
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., cache: _Optional[_Union[Cache, _Mapping]] = ..., beam: _Optional[_Union[Beam, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., adapter: _Optional[str] = ..., request_label: _Optional[str] = ..., priority: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("request_id", "prompt_tokens", "cached_tokens")
@@ -206,14 +218,18 @@ class Delta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("index", "reason", "stop")
+    __slots__ = ("index", "reason", "stop", "session_handle", "session_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    SESSION_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: FinishReason
     stop: str
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ...) -> None: ...
+    session_handle: str
+    session_tokens: int
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., session_handle: _Optional[str] = ..., session_tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "cow_copies")
@@ -286,6 +302,46 @@ class DetokenizeResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class ForkSessionRequest(_message.Message):
+    __slots__ = ("handle", "count", "keep_seconds")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    handle: str
+    count: int
+    keep_seconds: float
+    def __init__(self, handle: _Optional[str] = ..., count: _Optional[int] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
+
+class ForkSessionResponse(_message.Message):
+    __slots__ = ("handles", "num_tokens")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[str]
+    num_tokens: int
+    def __init__(self, handles: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RollbackSessionRequest(_message.Message):
+    __slots__ = ("handle", "num_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: str
+    num_tokens: int
+    def __init__(self, handle: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RollbackSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropSessionRequest(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: str
+    def __init__(self, handle: _Optional[str] = ...) -> None: ...
+
+class DropSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -56,6 +56,21 @@ class InferenceServiceStub:
                 request_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.ForkSession = channel.unary_unary(
+                '/tessera.inference.v1.InferenceService/ForkSession',
+                request_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionRequest.SerializeToString,
+                response_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionResponse.FromString,
+                _registered_method=True)
+        self.RollbackSession = channel.unary_unary(
+                '/tessera.inference.v1.InferenceService/RollbackSession',
+                request_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionRequest.SerializeToString,
+                response_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionResponse.FromString,
+                _registered_method=True)
+        self.DropSession = channel.unary_unary(
+                '/tessera.inference.v1.InferenceService/DropSession',
+                request_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionRequest.SerializeToString,
+                response_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -95,6 +110,28 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForkSession(self, request, context):
+        """ForkSession makes more handles of a kept conversation; each goes its own way from there. NOT_FOUND: a handle that
+        expired, was dropped, or is another tenant's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackSession(self, request, context):
+        """RollbackSession cuts a kept conversation back to its first tokens. NOT_FOUND as ForkSession.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSession(self, request, context):
+        """DropSession ends a kept conversation. NOT_FOUND as ForkSession.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -117,6 +154,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'ForkSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkSession,
+                    request_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionRequest.FromString,
+                    response_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionResponse.SerializeToString,
+            ),
+            'RollbackSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackSession,
+                    request_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionRequest.FromString,
+                    response_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionResponse.SerializeToString,
+            ),
+            'DropSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSession,
+                    request_deserializer=tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionRequest.FromString,
+                    response_serializer=tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -229,6 +281,87 @@ class InferenceService:
             '/tessera.inference.v1.InferenceService/ListModels',
             tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             tessera_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.inference.v1.InferenceService/ForkSession',
+            tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionRequest.SerializeToString,
+            tessera_dot_inference_dot_v1_dot_inference__pb2.ForkSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.inference.v1.InferenceService/RollbackSession',
+            tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionRequest.SerializeToString,
+            tessera_dot_inference_dot_v1_dot_inference__pb2.RollbackSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.inference.v1.InferenceService/DropSession',
+            tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionRequest.SerializeToString,
+            tessera_dot_inference_dot_v1_dot_inference__pb2.DropSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
