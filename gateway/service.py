@@ -117,7 +117,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-
     async def ForkSession(self, request: Any, context: Context) -> inference_pb2.ForkSessionResponse:  # noqa: N802
         """Not in this build."""
         raise Unimplemented("InferenceService.ForkSession is not served by this build")
