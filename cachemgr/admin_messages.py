@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cachemgr import tenants, views
+from cachemgr import tenant_views, views
 from cachemgr.blocks import BlockState
 from cachemgr.tenant_keys import check_tenant_name
 from common.errors import InvalidArgument
@@ -178,7 +178,7 @@ def session_message(view: views.SessionView, now_ns: int, *, mapped: bool) -> ad
     )
 
 
-def tenant_message(view: tenants.TenantView) -> admin_pb2.Tenant:
+def tenant_message(view: tenant_views.TenantView) -> admin_pb2.Tenant:
     """One tenant with its keys."""
     return admin_pb2.Tenant(
         tenant=view.tenant,
@@ -194,6 +194,11 @@ def tenant_message(view: tenants.TenantView) -> admin_pb2.Tenant:
             )
             for key in view.keys
         ],
+        floor_blocks=view.quota.floor_blocks,
+        ceiling_blocks=view.quota.ceiling_blocks,
+        weight=view.quota.weight,
+        pin_blocks=view.quota.pin_blocks,
+        groups=view.groups,
     )
 
 

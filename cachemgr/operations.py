@@ -157,8 +157,7 @@ class Operations:
         accepted = self._sessions.accepted_grants(session)
         resumed = request.resumed and request.grant in accepted
         grant = self._signer.verify(request.grant, self._clocks.steady_ns(), accepted_before=resumed)
-        if not resumed:
-            self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns())
+        self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns(), admitted=resumed)
         accepted.add(request.grant)
         return grant.tenant, derive_root(self._tenants.secret(grant.tenant), _cache_key(request.key))
 

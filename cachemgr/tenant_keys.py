@@ -1,7 +1,7 @@
-"""The text of a tenant key, its salted hash, and the names that tenants may have. Pure.
+"""The text of a tenant key, its salted hash, and the names that tenants, groups and approvals may have. Pure.
 
 Invariant: a key is `tsr_<key id>_<secret>`; the secret has 256 random bits, so a fast salted hash (BLAKE2b) is enough,
-and it is never stored. Called by `tenants.py` alone.
+and it is never stored. Called by the tenant modules and the admin service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HASH_BYTES: Final = 32
 _PREFIX: Final = "tsr"
 _KEY_ID_BYTES: Final = 8
 _KEY_TEXT: Final = re.compile(r"tsr_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
-_TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 
 
 def new_key() -> tuple[str, str]:
@@ -44,11 +44,16 @@ def hash_secret(secret: bytes, salt: bytes) -> bytes:
     return hashlib.blake2b(secret, digest_size=HASH_BYTES, salt=salt, person=b"tessera-key").digest()
 
 
+def check_name(name: str, field: str) -> str:
+    """`name` of a tenant, group or approval. Raises InvalidArgument, without repeating the name."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidArgument(field, "allowed are 1..64 of a-z, 0-9, '-' and '_', beginning with a letter or digit")
+    return name
+
+
 def check_tenant_name(name: str, field: str = "tenant") -> TenantId:
     """`name` as a tenant id. Raises InvalidArgument, without repeating the name."""
-    if _TENANT_NAME.fullmatch(name) is None:
-        raise InvalidArgument(field, "allowed are 1..64 of a-z, 0-9, '-' and '_', beginning with a letter or digit")
-    return TenantId(name)
+    return TenantId(check_name(name, field))
 
 
 def check_key_name(name: str, field: str = "name") -> str:

@@ -1,8 +1,9 @@
-"""The SQLite file of tenants: schema, rows and counters, and nothing of their meaning.
+"""The SQLite file of tenants: rows and counters, and nothing of their meaning.
 
-Invariant: the file is never readable by others (mode 0600 from its first byte), holds no key in clear, and every
-write is one transaction. Called by `tenants.py` (rows) and at start (`next_epoch`, `signing_secret`). The daemon
-that holds the state directory's lock is its only user.
+Invariant: the file is never readable by others (mode 0600 from its first byte), holds no key in clear, every write is
+one transaction, and a secret that is dropped is overwritten. Called by `tenants.py` (rows) and at start (`next_epoch`,
+`signing_secret`); groups and approvals are in `scopes`. The daemon that holds the state directory's lock is its only
+user.
 """
 
 from __future__ import annotations
@@ -12,54 +13,21 @@ import secrets
 import sqlite3
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cachemgr.grants import SIGNING_SECRET_BYTES
 from cachemgr.ids import TenantId
+from cachemgr.scope_store import ScopeStore
+from cachemgr.tenant_rows import KeyRow, TenantRow
+from cachemgr.tenant_schema import Transaction, prepare_schema
 from common.errors import FailedPrecondition
 
-SCHEMA_VERSION: Final = 1
-_SCHEMA: Final = """
-CREATE TABLE tenants (
-  tenant TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, secret BLOB NOT NULL
-) STRICT;
-CREATE TABLE keys (
-  key_id TEXT PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants(tenant), salt BLOB NOT NULL, hash BLOB NOT NULL,
-  name TEXT NOT NULL, created_ns INTEGER NOT NULL, expires_ns INTEGER, last_used_ns INTEGER,
-  revoked INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class TenantRow:
-    """One tenant; times are nanoseconds since 1970."""
-
-    tenant: TenantId
-    created_ns: int
-    secret: bytes
-
-
-@dataclass(slots=True)
-class KeyRow:
-    """One key, without its secret; `expires_ns` and `last_used_ns` None means never."""
-
-    key_id: str
-    tenant: TenantId
-    salt: bytes
-    hash: bytes
-    name: str
-    created_ns: int
-    expires_ns: int | None
-    last_used_ns: int | None
-    revoked: int  # 0 or 1, as SQLite keeps it
+_TENANT_COLUMNS = "tenant, created_ns, secret, floor_blocks, ceiling_blocks, weight, pin_blocks"
+_KEY_COLUMNS = "key_id, tenant, salt, hash, name, created_ns, expires_ns, last_used_ns, revoked"
 
 
 class TenantStore:
-    """Rows on disk. Raises FailedPrecondition where the file is unsafe, damaged or of another version."""
+    """Rows on disk. Raises FailedPrecondition where the file is unsafe, damaged or of a later version."""
 
     def __init__(self, path: Path) -> None:
         _make_private(path)
@@ -68,40 +36,37 @@ class TenantStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute("PRAGMA foreign_keys=ON")
-            self._prepare_schema()
+            self._db.execute("PRAGMA secure_delete=ON")
+            prepare_schema(self._db)
         except sqlite3.DatabaseError as error:
             raise FailedPrecondition(f"{path.name} cannot be used: {error}", reason="TENANTS_DB") from None
-
-    def _prepare_schema(self) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
-        elif version != SCHEMA_VERSION:
-            raise FailedPrecondition(
-                f"the tenant database has schema {version}; this build reads {SCHEMA_VERSION}", reason="TENANTS_DB"
-            )
+        self.scopes = ScopeStore(self._db)
 
     def load(self) -> tuple[list[TenantRow], list[KeyRow]]:
-        """All rows."""
-        tenants = self._db.execute("SELECT tenant, created_ns, secret FROM tenants").fetchall()
-        keys = self._db.execute(
-            "SELECT key_id, tenant, salt, hash, name, created_ns, expires_ns, last_used_ns, revoked FROM keys"
-        ).fetchall()
-        return (
-            [TenantRow(TenantId(row[0]), row[1], row[2]) for row in tenants],
-            [KeyRow(*row) for row in keys],
-        )
+        """All tenants and keys."""
+        tenants = self._db.execute(f"SELECT {_TENANT_COLUMNS} FROM tenants").fetchall()
+        keys = self._db.execute(f"SELECT {_KEY_COLUMNS} FROM keys").fetchall()
+        return [TenantRow(TenantId(row[0]), *row[1:]) for row in tenants], [KeyRow(*row) for row in keys]
 
     def add(self, tenant: TenantRow | None, key: KeyRow | None) -> None:
         """Insert a tenant, a key, or both in one transaction."""
-        with self._transaction():
+        with Transaction(self._db):
             if tenant is not None:
                 self._db.execute(
-                    "INSERT INTO tenants VALUES (?, ?, ?)", (tenant.tenant, tenant.created_ns, tenant.secret)
+                    f"INSERT INTO tenants ({_TENANT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        tenant.tenant,
+                        tenant.created_ns,
+                        tenant.secret,
+                        tenant.floor_blocks,
+                        tenant.ceiling_blocks,
+                        tenant.weight,
+                        tenant.pin_blocks,
+                    ),
                 )
             if key is not None:
                 self._db.execute(
-                    "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    f"INSERT INTO keys ({_KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         key.key_id,
                         key.tenant,
@@ -115,58 +80,71 @@ class TenantStore:
                     ),
                 )
 
+    def save_quota(self, row: TenantRow) -> None:
+        """Write a tenant's quota."""
+        with Transaction(self._db):
+            self._db.execute(
+                "UPDATE tenants SET floor_blocks = ?, ceiling_blocks = ?, weight = ?, pin_blocks = ? WHERE tenant = ?",
+                (row.floor_blocks, row.ceiling_blocks, row.weight, row.pin_blocks, row.tenant),
+            )
+
+    def save_secret(self, tenant: TenantId, secret: bytes) -> None:
+        """Write a tenant's new secret; the old one is gone from the disk when this returns."""
+        with Transaction(self._db):
+            self._db.execute("UPDATE tenants SET secret = ? WHERE tenant = ?", (secret, tenant))
+        self._checkpoint()
+
+    def delete(self, tenant: TenantId) -> None:
+        """Drop a tenant, its keys and memberships; its secret is gone from the disk when this returns."""
+        with Transaction(self._db):
+            self._db.execute("DELETE FROM keys WHERE tenant = ?", (tenant,))
+            self._db.execute("DELETE FROM tenants WHERE tenant = ?", (tenant,))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('tenant_deleted', x'01')")
+        self._checkpoint()
+
     def revoke(self, key_id: str) -> None:
         """Mark a key as over; on disk when this returns."""
-        with self._transaction():
+        with Transaction(self._db):
             self._db.execute("UPDATE keys SET revoked = 1 WHERE key_id = ?", (key_id,))
 
     def save_last_used(self, rows: Iterable[KeyRow]) -> None:
         """Write the last use of keys."""
-        with self._transaction():
+        with Transaction(self._db):
             self._db.executemany(
                 "UPDATE keys SET last_used_ns = ? WHERE key_id = ?", [(row.last_used_ns, row.key_id) for row in rows]
             )
 
+    def had_tenants(self) -> bool:
+        """Whether a tenant has ever been deleted: then a file without tenants is not a new one."""
+        return self._db.execute("SELECT 1 FROM meta WHERE name = 'tenant_deleted'").fetchone() is not None
+
     def next_epoch(self) -> int:
         """A number that no earlier start of a daemon on this file was given; from 1."""
-        with self._transaction():
+        with Transaction(self._db):
             row = self._db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
             epoch = 1 + (int.from_bytes(row[0], "little") if row else 0)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch.to_bytes(8, "little"),))
         return epoch
 
     def signing_secret(self) -> bytes:
-        """The secret behind grants; made once, so that grants outlive a restart of the daemon."""
-        fresh = secrets.token_bytes(SIGNING_SECRET_BYTES)
-        with self._transaction():
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('signing_secret', ?)", (fresh,))
-            row = self._db.execute("SELECT value FROM meta WHERE name = 'signing_secret'").fetchone()
+        """The secret behind grants, so that grants outlive a restart of the daemon."""
+        return self.secret_named("signing_secret", SIGNING_SECRET_BYTES)
+
+    def secret_named(self, name: str, num_bytes: int) -> bytes:
+        """A secret of the node, made once."""
+        fresh = secrets.token_bytes(num_bytes)
+        with Transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, fresh))
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return bytes(row[0])
 
     def close(self) -> None:
         """Close the file. Harmless when repeated."""
         self._db.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
-
-
-class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK where the body or the commit fails; none is ever left open."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        try:
-            if kind is None:
-                self._db.execute("COMMIT")
-        finally:
-            if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
-                self._db.execute("ROLLBACK")
+    def _checkpoint(self) -> None:
+        """Move the log's pages into the file, where `secure_delete` has overwritten what was dropped."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _make_private(path: Path) -> None:

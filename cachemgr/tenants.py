@@ -1,21 +1,27 @@
-"""Tenants and their keys: who a key belongs to, and whether it still counts.
+"""Tenants, their keys and quotas: who a key belongs to, whether it still counts, and which secret makes whose roots.
 
-Invariant: a key is known only by its salted hash; a revoked or expired key authenticates nobody from that moment on;
-a tenant's secret never leaves the daemon. All rows are held in memory and written through, so that a look-up costs no
-disk. Called by the credential and admin services and, for each acquire, by the session service. The clock (nanoseconds
-since 1970) is passed in.
+Invariant: a key is known only by its salted hash; a revoked or expired key, and every key of a deleted tenant,
+authenticates nobody from that moment on; a secret never leaves the daemon. All rows are held in memory and written
+through, so that a look-up costs no disk. Called by the credential and admin services and, for each acquire, by the
+session service. Groups and approvals have modules of their own. The clock (nanoseconds since 1970) is passed in.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from cachemgr.ids import TenantId
+from cachemgr.keys import Scope
+from cachemgr.tenant_approvals import Approvals
+from cachemgr.tenant_groups import Groups
 from cachemgr.tenant_keys import SALT_BYTES, check_key_name, check_tenant_name, hash_secret, new_key, split_key
-from cachemgr.tenant_store import KeyRow, TenantRow, TenantStore
+from cachemgr.tenant_quotas import QuotaChange, TenantQuota, change_quota
+from cachemgr.tenant_rows import KeyRow, TenantRow
+from cachemgr.tenant_store import TenantStore
+from cachemgr.tenant_views import Identity, KeyView, TenantView
 from common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unauthenticated
 
 DEFAULT_TENANT: Final = TenantId("default")
@@ -24,37 +30,8 @@ MAX_TTL_SECONDS: Final = 100 * 366 * 86_400.0
 _NOBODY_SALT: Final = bytes(SALT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who authenticated, by which key."""
-
-    tenant: TenantId
-    key_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeyView:
-    """A key for operators; times are nanoseconds since 1970, None means never."""
-
-    key_id: str
-    name: str
-    created_ns: int
-    expires_ns: int | None
-    last_used_ns: int | None
-    revoked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TenantView:
-    """A tenant for operators."""
-
-    tenant: TenantId
-    created_ns: int
-    keys: tuple[KeyView, ...]
-
-
 class Tenants:
-    """All tenants of a node, over one store."""
+    """All tenants of a node, over one store, with the groups and approvals that their scopes need."""
 
     def __init__(self, store: TenantStore) -> None:
         self._store = store
@@ -62,11 +39,14 @@ class Tenants:
         self._tenants = {row.tenant: row for row in tenants}
         self._keys = {row.key_id: row for row in keys}
         self._used: set[str] = set()
+        self._public_secret = store.secret_named("public_secret", TENANT_SECRET_BYTES)
+        self.groups = Groups(store.scopes)
+        self.approvals = Approvals(store.scopes, store.secret_named("approval_secret", TENANT_SECRET_BYTES))
 
     @property
     def empty(self) -> bool:
-        """True before the first tenant was made."""
-        return not self._tenants
+        """True before the first tenant was made; never again, even if every tenant is deleted."""
+        return not self._tenants and not self._store.had_tenants()
 
     def authenticate(self, key: str, now_ns: int) -> Identity:
         """Who `key` belongs to. Raises Unauthenticated where it is malformed, unknown, expired or revoked."""
@@ -83,16 +63,39 @@ class Tenants:
         self._used.add(key_id)
         return Identity(row.tenant, key_id)
 
-    def check_key(self, tenant: TenantId, key_id: str, now_ns: int) -> None:
-        """See that a granted key still counts. Raises Unauthenticated where it was revoked or has expired."""
+    def check_key(self, tenant: TenantId, key_id: str, now_ns: int, *, admitted: bool = False) -> None:
+        """See that a granted key still counts: for a request that was `admitted` before, that it was not deleted with
+        its tenant, and else that it was not revoked and has not expired. Raises Unauthenticated.
+        """
         row = self._keys.get(key_id)
         if row is None or row.tenant != tenant:
             raise _unknown_key()
-        _check_alive(row, now_ns)
+        if not admitted:
+            _check_alive(row, now_ns)
 
     def secret(self, tenant: TenantId) -> bytes:
         """The tenant's 32-byte secret, for key roots alone. NotFound where there is no such tenant."""
         return self._row(tenant).secret
+
+    def scope_secret(self, scope: Scope, group: str = "") -> bytes:
+        """The secret of a scope that is wider than a tenant. NotFound where there is no such group."""
+        if scope is Scope.PUBLIC:
+            return self._public_secret
+        if scope is Scope.GROUP:
+            return self.groups.secret(group)
+        raise ValueError("a private scope has its tenant's secret")
+
+    def is_member(self, group: str, tenant: TenantId) -> bool:
+        """Whether the tenant is a member of the group; False too where there is no such group."""
+        return self.groups.is_member(group, tenant)
+
+    def approved_lengths(self) -> tuple[int, ...]:
+        """How many tokens approved prefixes have, each number once, the longest first."""
+        return self.approvals.lengths()
+
+    def is_approved(self, tokens: bytes) -> bool:
+        """Whether exactly these tokens (packed int32) are an approved prefix."""
+        return self.approvals.is_approved(tokens)
 
     def create_tenant(self, name: str, now_ns: int) -> TenantId:
         """A new tenant with a secret of its own. Raises InvalidArgument or AlreadyExists."""
@@ -104,10 +107,8 @@ class Tenants:
         return tenant
 
     def create_tenant_with_key(self, name: str, key: str, key_name: str, now_ns: int) -> Identity:
-        """A new tenant and one given key, both or neither: for the first start, whose key file is written before.
-
-        Raises FailedPrecondition where `key` is no key of our form.
-        """
+        """A new tenant and one given key, both or neither, for the first start, whose key file is written before.
+        Raises FailedPrecondition where `key` is no key of our form."""
         tenant = check_tenant_name(name)
         self._refuse_taken(tenant)
         parts = split_key(key)
@@ -148,6 +149,45 @@ class Tenants:
             row.revoked = 1
         return row.tenant
 
+    def update_quota(self, name: str, change: QuotaChange, num_blocks: int) -> TenantQuota:
+        """Change what is set in `change`; the whole quota. `num_blocks` of the pool, 0 where it is not known yet. Raises
+        InvalidArgument or NotFound; ResourceExhausted where the floors would not fit into the pool."""
+        row = self._row(check_tenant_name(name))
+        other_floors = sum(other.floor_blocks for other in self._tenants.values() if other is not row)
+        quota = change_quota(_quota(row), change, other_floors, num_blocks)
+        changed = replace(
+            row,
+            floor_blocks=quota.floor_blocks,
+            ceiling_blocks=quota.ceiling_blocks,
+            weight=quota.weight,
+            pin_blocks=quota.pin_blocks,
+        )
+        self._store.save_quota(changed)
+        self._tenants[row.tenant] = changed
+        return quota
+
+    def quotas(self) -> dict[TenantId, TenantQuota]:
+        """The quota of every tenant."""
+        return {tenant: _quota(row) for tenant, row in self._tenants.items()}
+
+    def rotate_secret(self, name: str) -> TenantId:
+        """Give a tenant a new secret: no root of before is ever derived again. Raises InvalidArgument or NotFound."""
+        row = self._row(check_tenant_name(name))
+        fresh = secrets.token_bytes(TENANT_SECRET_BYTES)
+        self._store.save_secret(row.tenant, fresh)
+        row.secret = fresh
+        return row.tenant
+
+    def delete_tenant(self, name: str) -> TenantId:
+        """End a tenant, its keys and its memberships, and forget its secret. Raises InvalidArgument or NotFound."""
+        tenant = self._row(check_tenant_name(name)).tenant
+        self._store.delete(tenant)
+        del self._tenants[tenant]
+        self._keys = {key_id: row for key_id, row in self._keys.items() if row.tenant != tenant}
+        self._used &= set(self._keys)
+        self.groups.forget_tenant(tenant)
+        return tenant
+
     def list_tenants(self, after: str, limit: int) -> list[TenantView]:
         """At most `limit` tenants by name, those after `after` ("" = from the first)."""
         keys: dict[TenantId, list[KeyView]] = {}
@@ -158,7 +198,16 @@ class Tenants:
                 keys.setdefault(row.tenant, []).append(
                     KeyView(row.key_id, row.name, row.created_ns, row.expires_ns, row.last_used_ns, bool(row.revoked))
                 )
-        return [TenantView(name, self._tenants[name].created_ns, tuple(keys.get(name, ()))) for name in names]
+        return [
+            TenantView(
+                name,
+                self._tenants[name].created_ns,
+                tuple(keys.get(name, ())),
+                _quota(self._tenants[name]),
+                self.groups.groups_of(name),
+            )
+            for name in names
+        ]
 
     def has_tenant(self, tenant: str) -> bool:
         """Whether there is a tenant of that name."""
@@ -184,6 +233,10 @@ class Tenants:
 def _key_row(key_id: str, tenant: TenantId, secret: bytes, name: str, now_ns: int, expires_ns: int | None) -> KeyRow:
     salt = secrets.token_bytes(SALT_BYTES)
     return KeyRow(key_id, tenant, salt, hash_secret(secret, salt), name, now_ns, expires_ns, None, 0)
+
+
+def _quota(row: TenantRow) -> TenantQuota:
+    return TenantQuota(row.floor_blocks, row.ceiling_blocks, row.weight, row.pin_blocks)
 
 
 def _check_alive(row: KeyRow, now_ns: int) -> None:
