@@ -150,8 +150,8 @@ class Tenants:
         return row.tenant
 
     def update_quota(self, name: str, change: QuotaChange, num_blocks: int) -> TenantQuota:
-        """Change what is set in `change`; the whole quota. `num_blocks` of the pool, 0 where it is not known yet. Raises
-        InvalidArgument or NotFound; ResourceExhausted where the floors would not fit into the pool."""
+        """Change what is set in `change`; the whole quota. `num_blocks` of the pool, 0 where that is not known yet.
+        Raises InvalidArgument or NotFound; ResourceExhausted where the floors would not fit into the pool."""
         row = self._row(check_tenant_name(name))
         other_floors = sum(other.floor_blocks for other in self._tenants.values() if other is not row)
         quota = change_quota(_quota(row), change, other_floors, num_blocks)
