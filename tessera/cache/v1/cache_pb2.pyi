@@ -217,7 +217,7 @@ class HeldSequence(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ..., tokens: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_store: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("session_id", "arena_token", "num_blocks", "layout_fingerprint", "resume_token", "lease_seconds", "grace_seconds", "resumed", "leases", "arena_wanted")
+    __slots__ = ("session_id", "arena_token", "num_blocks", "layout_fingerprint", "resume_token", "lease_seconds", "grace_seconds", "resumed", "leases", "arena_wanted", "replacements")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARENA_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class AttachResponse(_message.Message):
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     ARENA_WANTED_FIELD_NUMBER: _ClassVar[int]
+    REPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     arena_token: bytes
     num_blocks: int
@@ -238,7 +239,8 @@ class AttachResponse(_message.Message):
     resumed: bool
     leases: _containers.RepeatedScalarFieldContainer[int]
     arena_wanted: bool
-    def __init__(self, session_id: _Optional[int] = ..., arena_token: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., resume_token: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., grace_seconds: _Optional[float] = ..., resumed: _Optional[bool] = ..., leases: _Optional[_Iterable[int]] = ..., arena_wanted: _Optional[bool] = ...) -> None: ...
+    replacements: _containers.RepeatedCompositeFieldContainer[TableReplacement]
+    def __init__(self, session_id: _Optional[int] = ..., arena_token: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., resume_token: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., grace_seconds: _Optional[float] = ..., resumed: _Optional[bool] = ..., leases: _Optional[_Iterable[int]] = ..., arena_wanted: _Optional[bool] = ..., replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
     __slots__ = ("grant", "key", "tokens", "request_id", "sample", "no_read", "no_store", "resumed", "priority", "prefix", "ttl_seconds", "may_wait", "base_handle", "base_tokens")
