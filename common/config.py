@@ -141,7 +141,7 @@ _OPTIONS = (
     _Option("pool_bytes", _size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
-    _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype)", "DTYPE"),
+    _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype); see README", "DTYPE"),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),
     _Option("max_batch", _whole(1, 1024), "sequences that run at once (default 32)", "N"),
     _Option("prefix_cache", _boolean, "reuse cached prefixes (default true)", "BOOL", switch=True),
@@ -211,8 +211,8 @@ def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> O
     if (values.get("tls_cert") is None) != (values.get("tls_key") is None):
         raise ValueError("--tls-cert and --tls-key go together")
     kv_dtype, dtype = values.get("kv_dtype"), values.get("dtype", DEFAULT_DTYPE)
-    if kv_dtype not in (None, dtype):
-        raise ValueError(f"--kv-dtype: {kv_dtype} with --dtype {dtype} is not served; allowed is {dtype}")
+    if kv_dtype not in (None, dtype, "float32"):
+        raise ValueError(f"--kv-dtype: {kv_dtype} with --dtype {dtype} is not served; allowed is float32")
     if values.get("decoder_index", 0) >= values.get("decoders", 1) and values.get("decoders") is not None:
         raise ValueError(f"--decoder-index {values['decoder_index']} is outside 0..{values['decoders'] - 1}")
     values["faults"] = parse_faults(_fault_specs(namespace, environ), enabled=_faults_enabled(namespace, environ))

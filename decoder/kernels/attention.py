@@ -78,8 +78,8 @@ from decoder.kernels.frame import (
     TASKS,
     VALUE_OFFSET,
 )
-from decoder.kernels.linear import is_amx
-from decoder.kernels.rows import activation, element_bytes, store_values
+from decoder.kernels.rows import kv_bytes, store_input
+from decoder.kernels.sets import tile_attention
 
 _AHEAD: Final = 32  # keys asked for before they are used
 _NOTHING: Final = np.float32(-1e30)  # maximum of an empty state; finite, so that no difference is NaN
@@ -141,7 +141,7 @@ def store_weights(kernels: Any, target: int, key: int, even: Any, odd: Any) -> N
 
 @inlined_variant(store_weights)
 def _store_weights(kernels: Any, target: Any, key: Any, even: Any, odd: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
         return lambda kernels, target, key, even, odd: simd.store_weight_pair(target + key * 32, even, odd)
 
     def floats(kernels: Any, target: Any, key: Any, even: Any, odd: Any) -> None:
@@ -158,7 +158,7 @@ def power(kernels: Any, vector: Any) -> Any:
 
 @inlined_variant(power)
 def _power(kernels: Any, vector: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
         return lambda kernels, vector: simd.exp2_short(vector)
     return lambda kernels, vector: simd.exp2(vector)
 
@@ -244,9 +244,8 @@ def _store_lanes(kernels: Any, frame: Any, state: int, row: int, rows: int, head
     for lane in range(tile * 16, min(tile * 16 + 16, rows * group)):
         first_column = (head * group + lane % group) * head_dim
         for column in range(0, head_dim, 16):
-            target = activation(kernels, frame[MIXED], row + lane // group, first_column + column, frame[MIXED_COLUMNS])
             value = simd.load_floats(lines + ((lane - tile * 16) * head_dim + column) * 4)
-            store_values(kernels, target, value)
+            store_input(kernels, frame[MIXED], row + lane // group, first_column + column, frame[MIXED_COLUMNS], value)
 
 
 @kernel
@@ -317,9 +316,9 @@ def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, 
         token = min(lane // group, rows - 1)
         position = simd.load_int32(frame[POSITIONS] + (row + token) * 4)
         simd.store_int32(limits + lane * 4, np.int32(position + 1))
-    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * element_bytes(kernels)
+    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * kv_bytes(kernels)
     for tile in range(tiles):
-        source = queries + tile * 16 * head_dim * element_bytes(kernels)
+        source = queries + tile * 16 * head_dim * kv_bytes(kernels)
         pack_queries(kernels, source, head_dim, scratch + frame[AT_QUERIES], tile)
 
 

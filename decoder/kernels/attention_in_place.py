@@ -30,7 +30,7 @@ from decoder.kernels.frame import (
     SPAN,
     VALUE_OFFSET,
 )
-from decoder.kernels.linear import is_amx
+from decoder.kernels.sets import tile_attention
 
 
 def reads_in_place(kernels: Any, frame: Any, tiles: int) -> bool:
@@ -40,7 +40,7 @@ def reads_in_place(kernels: Any, frame: Any, tiles: int) -> bool:
 
 @inlined_variant(reads_in_place)
 def _reads_in_place(kernels: Any, frame: Any, tiles: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
         return lambda kernels, frame, tiles: tiles == 1 and frame[BLOCK_TOKENS] >= 16
     return lambda kernels, frame, tiles: False
 
@@ -55,7 +55,7 @@ def take_rows(kernels: Any, frame: Any, scratch: int, first: int, keys: int, val
 
 @variant(take_rows)
 def _take_rows(kernels: Any, frame: Any, scratch: Any, first: Any, keys: Any, valid: Any) -> Any:
-    if not is_amx(kernels):
+    if not tile_attention(kernels):
         return lambda kernels, frame, scratch, first, keys, valid: None
 
     def tiles(kernels: Any, frame: Any, scratch: Any, first: Any, keys: Any, valid: Any) -> None:
@@ -83,7 +83,7 @@ def scores_in_place(kernels: Any, frame: Any, scratch: int, keys: int) -> None:
 
 @variant(scores_in_place)
 def _scores_in_place(kernels: Any, frame: Any, scratch: Any, keys: Any) -> Any:
-    if not is_amx(kernels):
+    if not tile_attention(kernels):
         return lambda kernels, frame, scratch, keys: None
 
     def tiles(kernels: Any, frame: Any, scratch: Any, keys: Any) -> None:
@@ -107,7 +107,7 @@ def weighted_values_in_place(kernels: Any, frame: Any, scratch: int, keys: int) 
 
 @variant(weighted_values_in_place)
 def _weighted_values_in_place(kernels: Any, frame: Any, scratch: Any, keys: Any) -> Any:
-    if not is_amx(kernels):
+    if not tile_attention(kernels):
         return lambda kernels, frame, scratch, keys: None
 
     def tiles(kernels: Any, frame: Any, scratch: Any, keys: Any) -> None:

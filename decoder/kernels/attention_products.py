@@ -27,8 +27,7 @@ from decoder.kernels.frame import (
     LANES_BYTES,
     SPAN,
 )
-from decoder.kernels.linear import is_amx
-from decoder.kernels.rows import is_float32
+from decoder.kernels.sets import float32_kv, tile_attention
 
 
 def copy_rows(kernels: Any, source: int, num_bytes: int, target: int) -> None:
@@ -38,7 +37,7 @@ def copy_rows(kernels: Any, source: int, num_bytes: int, target: int) -> None:
 
 @variant(copy_rows)
 def _copy_rows(kernels: Any, source: Any, num_bytes: Any, target: Any) -> Any:
-    if is_amx(kernels) or is_float32(kernels):
+    if tile_attention(kernels) or float32_kv(kernels):
 
         def copy(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
             for offset in range(0, num_bytes, 64):
@@ -60,7 +59,7 @@ def row_expansion(kernels: Any) -> int:
 
 @inlined_variant(row_expansion)
 def _row_expansion(kernels: Any) -> Any:
-    if is_amx(kernels) or is_float32(kernels):
+    if tile_attention(kernels) or float32_kv(kernels):
         return lambda kernels: 1
     return lambda kernels: 2
 
@@ -72,7 +71,7 @@ def pack_queries(kernels: Any, source: int, head_dim: int, target: int, tile: in
 
 @variant(pack_queries)
 def _pack_queries(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
 
         def pairs(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> None:
             for block in range(head_dim >> 5):
@@ -80,7 +79,7 @@ def _pack_queries(kernels: Any, source: Any, head_dim: Any, target: Any, tile: A
                 simd.transpose_words(source + block * 64, head_dim * 2, out, 64)
 
         return pairs
-    if is_float32(kernels):
+    if float32_kv(kernels):
 
         def float32(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> None:
             for block in range(head_dim >> 4):
@@ -104,7 +103,7 @@ def pack_values(kernels: Any, frame: Any, scratch: int, head_dim: int, first: in
 
 @variant(pack_values)
 def _pack_values(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
 
         def tiles(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> None:
             rows, target = scratch + frame[AT_ROWS], scratch + frame[AT_VALUES] + (first >> 5) * 1024
@@ -128,7 +127,7 @@ def weights_bytes(kernels: Any) -> int:
 
 @inlined_variant(weights_bytes)
 def _weights_bytes(kernels: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
         return lambda kernels: (SPAN // 32) * 1024
     return lambda kernels: 64
 
@@ -166,7 +165,7 @@ def scores(kernels: Any, frame: Any, scratch: int, tile: int, pair: int, keys: i
 
 @variant(scores)
 def _scores(kernels: Any, frame: Any, scratch: Any, tile: Any, pair: Any, keys: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
 
         def tiles(kernels: Any, frame: Any, scratch: Any, tile: Any, pair: Any, keys: Any) -> None:
             row, steps = frame[HEAD_DIM] * 2, frame[HEAD_DIM] >> 5
@@ -204,7 +203,7 @@ def weighted_values(kernels: Any, frame: Any, scratch: int, pair: int, keys: int
 
 @variant(weighted_values)
 def _weighted_values(kernels: Any, frame: Any, scratch: Any, pair: Any, keys: Any) -> Any:
-    if is_amx(kernels):
+    if tile_attention(kernels):
 
         def tiles(kernels: Any, frame: Any, scratch: Any, pair: Any, keys: Any) -> None:
             wide, weights = (SPAN // 32) * 1024, scratch + frame[AT_WEIGHTS]

@@ -6,31 +6,12 @@ and strides in bytes. `LAYERS` points at one row of weight addresses (`LAYER_*`)
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 SPAN: Final = 256  # keys of one softmax span; a multiple of 32. Spans start at absolute multiples of it
 ROW_BLOCK: Final = 32  # rows of one product
 ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
 LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes
-
-
-class Float32Kernels(NamedTuple):
-    """float32 weights, keys and values."""
-
-    unused: int = 0
-
-
-class Bfloat16Kernels(NamedTuple):
-    """bfloat16 weights, keys and values on any CPU."""
-
-    unused: int = 0
-
-
-class AmxKernels(NamedTuple):
-    """bfloat16 weights, keys and values with AMX tiles."""
-
-    unused: int = 0
-
 
 (
     CONTROL, COUNTERS, SIZE, NUM_LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, QKV_COLUMNS, MIXED_COLUMNS,

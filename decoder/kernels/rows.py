@@ -35,76 +35,105 @@ from decoder.kernels.frame import (
     TABLE_WIDTH,
     TABLES,
     VALUE_OFFSET,
-    Float32Kernels,
 )
+from decoder.kernels.sets import float32_inputs, float32_kv, float32_weights, split_inputs
 
 LOG2_E = np.float32(1.4426950408889634)
 
 
-def is_float32(kernels: Any) -> bool:
-    """Whether a numba type is that of the float32 kernels."""
-    return getattr(kernels, "instance_class", None) is Float32Kernels
-
-
-def load_values(kernels: Any, address: int) -> Any:
-    """Sixteen stored elements as float32."""
+def load_weights(kernels: Any, address: int) -> Any:
+    """Sixteen weights as float32."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(load_values)
-def _load_values(kernels: Any, address: Any) -> Any:
-    if is_float32(kernels):
+@inlined_variant(load_weights)
+def _load_weights(kernels: Any, address: Any) -> Any:
+    if float32_weights(kernels):
         return lambda kernels, address: simd.load_floats(address)
     return lambda kernels, address: simd.load_bf16(address)
 
 
-def store_values(kernels: Any, address: int, vector: Any) -> None:
-    """Sixteen float32 rounded to the stored type."""
+def weight_bytes(kernels: Any) -> int:
+    """Bytes of a weight."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(store_values)
-def _store_values(kernels: Any, address: Any, vector: Any) -> Any:
-    if is_float32(kernels):
-        return lambda kernels, address, vector: simd.store_floats(address, vector)
-    return lambda kernels, address, vector: simd.store_bf16(address, vector)
-
-
-def element_bytes(kernels: Any) -> int:
-    """Bytes of a stored element."""
-    raise NotImplementedError("compiled code only")
-
-
-@inlined_variant(element_bytes)
-def _element_bytes(kernels: Any) -> Any:
-    if is_float32(kernels):
+@inlined_variant(weight_bytes)
+def _weight_bytes(kernels: Any) -> Any:
+    if float32_weights(kernels):
         return lambda kernels: 4
     return lambda kernels: 2
 
 
-def activation(kernels: Any, base: int, row: int, column: int, columns: int) -> int:
-    """Address of sixteen elements of a matmul input of `columns` columns, from `column` (a multiple of 16).
+def store_kv(kernels: Any, address: int, vector: Any) -> None:
+    """Sixteen float32 rounded to the type of queries, keys and values."""
+    raise NotImplementedError("compiled code only")
 
-    float32 inputs are row-major; bfloat16 inputs lie in tiles of sixteen rows by 32 columns, the shape AMX loads.
+
+@inlined_variant(store_kv)
+def _store_kv(kernels: Any, address: Any, vector: Any) -> Any:
+    if float32_kv(kernels):
+        return lambda kernels, address, vector: simd.store_floats(address, vector)
+    return lambda kernels, address, vector: simd.store_bf16(address, vector)
+
+
+def kv_bytes(kernels: Any) -> int:
+    """Bytes of an element of a query, key or value."""
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(kv_bytes)
+def _kv_bytes(kernels: Any) -> Any:
+    if float32_kv(kernels):
+        return lambda kernels: 4
+    return lambda kernels: 2
+
+
+def store_input(kernels: Any, base: int, row: int, column: int, columns: int, vector: Any) -> None:
+    """Sixteen elements of a matmul input of `columns` columns, from `column` (a multiple of 16).
+
+    float32 inputs are row-major; bfloat16 inputs lie in tiles of sixteen rows by 32 columns, the shape AMX loads. A
+    split input has two such tiles side by side: the rounded values, and what rounding left, rounded again.
     """
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(activation)
-def _activation(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
-    if is_float32(kernels):
-        return lambda kernels, base, row, column, columns: base + (row * columns + column) * 4
-    return lambda kernels, base, row, column, columns: (
-        base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 1024 + (row & 15) * 64 + (column & 31) * 2
+@inlined_variant(store_input)
+def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> Any:
+    if float32_inputs(kernels):
+        return lambda kernels, base, row, column, columns, vector: simd.store_floats(
+            base + (row * columns + column) * 4, vector
+        )
+    if split_inputs(kernels):
+
+        def parts(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> None:
+            target = base + _tile(row, column, columns) * 2048 + _in_tile(row, column)
+            high = simd.round_bf16(vector)
+            simd.store_bf16(target, high)
+            simd.store_bf16(target + 1024, simd.sub(vector, high))
+
+        return parts
+    return lambda kernels, base, row, column, columns, vector: simd.store_bf16(
+        base + _tile(row, column, columns) * 1024 + _in_tile(row, column), vector
     )
+
+
+@kernel
+def _tile(row: int, column: int, columns: int) -> int:
+    return (row >> 4) * (columns >> 5) + (column >> 5)
+
+
+@kernel
+def _in_tile(row: int, column: int) -> int:
+    return (row & 15) * 64 + (column & 31) * 2
 
 
 @kernel
 def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> None:
     """Copy one embedding row into the float32 residual."""
-    source = table + token * hidden * element_bytes(kernels)
+    source = table + token * hidden * weight_bytes(kernels)
     for column in range(0, hidden, 16):
-        vector = load_values(kernels, source + column * element_bytes(kernels))
+        vector = load_weights(kernels, source + column * weight_bytes(kernels))
         simd.store_floats(target + column * 4, vector)
 
 
@@ -122,7 +151,7 @@ def normalize(
     for column in range(0, hidden, 16):
         value = simd.mul(simd.load_floats(source + column * 4), scale)
         value = simd.mul(value, simd.load_floats(weight + column * 4))
-        store_values(kernels, activation(kernels, base, row, column, columns), value)
+        store_input(kernels, base, row, column, columns, value)
 
 
 @kernel
@@ -155,7 +184,7 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     """Rotate a row's queries and keys, lay its queries out by key head, store its keys and values in its block."""
     head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]
     group = heads // kv_heads
-    size = element_bytes(kernels)
+    size = kv_bytes(kernels)
     position = np.int64(simd.load_int32(frame[POSITIONS] + row * 4))
     angles = position * (head_dim // 2) * 4
     source = frame[QKV] + row * frame[QKV_COLUMNS] * 4
@@ -166,7 +195,7 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
         target = frame[QUERIES] + (head // group) * frame[QUERY_PLANE_BYTES] + lane * head_dim * size
         for column in range(0, head_dim, 16):
             vector = simd.load_floats(source + (head * head_dim + column) * 4)
-            store_values(kernels, target + column * size, vector)
+            store_kv(kernels, target + column * size, vector)
     owner = np.int64(simd.load_int32(frame[OWNERS] + row * 4))
     entry = owner * frame[TABLE_WIDTH] + position // frame[BLOCK_TOKENS]
     block = np.int64(simd.load_int32(frame[TABLES] + entry * 4))
@@ -177,6 +206,6 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
         values = keys + kv_heads * head_dim * 4
         target = slot + head * frame[HEAD_BYTES]
         for column in range(0, head_dim, 16):
-            store_values(kernels, target + column * size, simd.load_floats(keys + column * 4))
+            store_kv(kernels, target + column * size, simd.load_floats(keys + column * 4))
             target_value = target + frame[VALUE_OFFSET] + column * size
-            store_values(kernels, target_value, simd.load_floats(values + column * 4))
+            store_kv(kernels, target_value, simd.load_floats(values + column * 4))

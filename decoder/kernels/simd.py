@@ -174,6 +174,11 @@ def _emit_round_bf16(builder: Any, vector: Any) -> Any:
     return builder.add(bits, builder.add(odd, _splat_constant(_VI32, 0x7FFF)))
 
 
+def _emit_rounded_bf16(builder: Any, vector: Any) -> Any:
+    bits = builder.and_(_emit_round_bf16(builder, vector), _splat_constant(_VI32, 0xFFFF0000))
+    return builder.bitcast(bits, _VF32)
+
+
 def _emit_store_bf16(builder: Any, address: Any, vector: Any) -> Any:
     high = builder.lshr(_emit_round_bf16(builder, vector), _splat_constant(_VI32, 16))
     builder.store(builder.trunc(high, _VI16), _pointer(builder, address, _VI16), align=2)
@@ -301,6 +306,7 @@ shift_left_23 = _operation(INTS, (INTS,), lambda b, x: b.shl(x, _splat_constant(
 low_halves = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(b.shl(x, _splat_constant(_VI32, 16)), _VF32))
 high_halves = _operation(FLOATS, (INTS,), lambda b, x: b.bitcast(b.and_(x, _splat_constant(_VI32, 0xFFFF0000)), _VF32))
 splat_bf16 = _operation(FLOATS, (types.int64,), _emit_splat_bf16)
+round_bf16 = _operation(FLOATS, (FLOATS,), _emit_rounded_bf16)
 load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
 store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
 store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)

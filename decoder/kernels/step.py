@@ -57,8 +57,9 @@ from decoder.kernels.frame import (
     TOKENS,
     VOCAB_COLUMNS,
 )
-from decoder.kernels.linear import ADD, GATE, STORE, is_amx, linear
-from decoder.kernels.rows import element_bytes, embed, normalize, rotate_and_write
+from decoder.kernels.linear import ADD, GATE, STORE, linear
+from decoder.kernels.rows import embed, normalize, rotate_and_write, weight_bytes
+from decoder.kernels.sets import uses_tiles
 
 COUNTERS_PER_LAYER: Final = 5
 COUNTER_BYTES: Final = 64  # a counter has a cache line of its own
@@ -71,7 +72,7 @@ def enter(kernels: Any, frame: Any) -> None:
 
 @variant(enter)
 def _enter(kernels: Any, frame: Any) -> Any:
-    if is_amx(kernels):
+    if uses_tiles(kernels):
         return lambda kernels, frame: amx.configure(frame[TILE_CONFIG])
     return lambda kernels, frame: None
 
@@ -83,7 +84,7 @@ def leave(kernels: Any) -> None:
 
 @variant(leave)
 def _leave(kernels: Any) -> Any:
-    if is_amx(kernels):
+    if uses_tiles(kernels):
         return lambda kernels: amx.release()
     return lambda kernels: None
 
@@ -94,7 +95,7 @@ def _product(
     weights: int, columns: int, out: int, out_columns: int,
 ) -> None:  # fmt: skip
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
-    pair_bytes = depth * 32 * element_bytes(kernels)
+    pair_bytes = depth * 32 * weight_bytes(kernels)
     linear(
         kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
         weights, columns // 32, pair_bytes, out, out_columns,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
-from decoder.kernels import amx, blocks, step, sync
+from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, to_bfloat16
@@ -35,7 +35,10 @@ KERNEL_SETS = ("auto", "portable")
 class CausalLM:
     """A loaded model. Not safe for concurrent calls: one step at a time.
 
-    `read` gives a tensor by its Hugging Face name. `kernels` is "auto" (the fastest the CPU has) or "portable".
+    `read` gives a tensor by its Hugging Face name. `kernels` is "auto" (the fastest the CPU has) or "portable". `dtype`
+    is the type of the weights, by default that of keys and values. float32 keys and values beside bfloat16 weights
+    mean that nothing but the weights is rounded to bfloat16: queries, attention and the inputs of products are
+    float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16.
     """
 
     def __init__(
@@ -47,27 +50,32 @@ class CausalLM:
         threads: int = 0,
         report: Callable[[float], None] = lambda done: None,
         kernels: str = "auto",
+        dtype: KvDtype | None = None,
     ) -> None:
         self.config = config
         self.layout = layout
         self.digests = digests
         self.threads = threads or len(os.sched_getaffinity(0))
-        self._bfloat16 = layout.dtype is KvDtype.BFLOAT16
+        self._bfloat16 = (dtype or layout.dtype) is KvDtype.BFLOAT16
         self._kernels = self._choose(kernels)
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
         self._load(read, report)
-        self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
+        self._workspace = Workspace(config, layout, self._frame, self.threads)
         self._team: sync.Team | None = None
 
-    def _choose(self, kernels: str) -> f.Float32Kernels | f.Bfloat16Kernels | f.AmxKernels:
+    def _choose(self, kernels: str) -> sets.Kernels:
         if kernels not in KERNEL_SETS:
             raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
+        wide = self.layout.dtype is KvDtype.FLOAT32
         if not self._bfloat16:
-            return f.Float32Kernels()
+            if not wide:
+                raise ValueError(f"keys and values of {self.layout.dtype.value} beside float32 weights have no kernels")
+            return sets.Float32Kernels()
+        tiles = kernels == "auto" and amx.available()
+        if wide:
+            return sets.AmxWideKernels() if tiles else sets.WideKernels()
         # A head narrower than a tile would waste most of it.
-        if kernels == "auto" and self.config.head_dim % 32 == 0 and amx.available():
-            return f.AmxKernels()
-        return f.Bfloat16Kernels()
+        return sets.AmxKernels() if tiles and self.config.head_dim % 32 == 0 else sets.Bfloat16Kernels()
 
     def _load(self, read: Read, report: Callable[[float], None]) -> None:
         config, bfloat16 = self.config, self._bfloat16
@@ -173,7 +181,7 @@ class CausalLM:
         blocks.fill(arena, block_ids, poison)
 
     def _check_arena(self, arena: Arena) -> None:
-        kind = np.uint16 if self._bfloat16 else np.float32
+        kind = np.float32 if self.layout.dtype is KvDtype.FLOAT32 else np.uint16
         if arena.dtype != kind or arena.shape[1:] != self.layout.block_shape or not arena.flags.c_contiguous:
             raise Internal(f"an arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
 

@@ -39,13 +39,10 @@ def rotary_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.
 class Workspace:
     """Buffers for steps of one model; `prepare` fills the frame for a batch."""
 
-    def __init__(
-        self, config: ModelConfig, layout: KvLayout, frame: NDArray[np.int64], threads: int, kernels: object
-    ) -> None:
+    def __init__(self, config: ModelConfig, layout: KvLayout, frame: NDArray[np.int64], threads: int) -> None:
         self._config = config
         self._frame = frame
         self._element = layout.dtype.itemsize
-        self._amx = isinstance(kernels, f.AmxKernels)
         self._tokens = self._logits = self._partials = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []
@@ -88,7 +85,7 @@ class Workspace:
         head_dim = config.head_dim
         lanes = round_up(self.tokens_per_item * config.group_size, 16)
         frame[f.STATE_BYTES] = (head_dim + 2) * 64
-        offset = f.ROW_BLOCK * 32 * 4
+        offset = (f.ROW_BLOCK + 16) * 32 * 4
         for index, num_bytes in (
             (f.AT_QUERIES, lanes * head_dim * 4), (f.AT_LIMITS, lanes * 4), (f.AT_SCORES, f.SPAN * f.LANES_BYTES),
             (f.AT_WEIGHTS, f.SPAN * f.LANES_BYTES), (f.AT_KEYS, f.SPAN * head_dim * 4),

@@ -73,7 +73,8 @@ def load_model(
 
     dtype:        type of weights and matmul inputs; sums are float32
     block_tokens: tokens of one KV block
-    kv_dtype:     type of stored keys and values; None means `dtype`, and no other value is served
+    kv_dtype:     type of stored keys and values; None means `dtype`. "float32" beside bfloat16 weights also keeps
+                  queries, attention and matmul inputs from being rounded to bfloat16
     threads:      threads of a step; 0 means every CPU this process may run on
     progress:     called with a stage's name and the fraction done
 
@@ -81,16 +82,19 @@ def load_model(
     """
     if dtype not in ("float32", "bfloat16"):
         raise refuse("dtype", dtype, "'float32' or 'bfloat16'")
-    if kv_dtype not in (None, dtype):
-        raise refuse("kv_dtype", kv_dtype, f"the model's own type, {dtype!r}")
+    kv_dtype = kv_dtype or dtype
+    if kv_dtype not in (dtype, "float32"):
+        raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in dict.fromkeys((dtype, "float32"))))
     report = progress or (lambda stage, fraction: None)
     report("open", 0.0)
     source = open_source(path)
     config = source.config
     check_shapes(source.shapes(), config)
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, KvDtype(dtype))
+    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, KvDtype(kv_dtype))
     report("digest", 0.0)
     digests = digest_config(config, source.digest(), dtype)
-    model = CausalLM(config, layout, digests, source.read, threads, lambda done: report("weights", done))
+    model = CausalLM(
+        config, layout, digests, source.read, threads, lambda done: report("weights", done), dtype=KvDtype(dtype)
+    )
     report("weights", 1.0)
     return model

@@ -46,8 +46,10 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--test-faults", "--fault", "meteor=1"], "unknown knob"),
         (["--test-faults", "--fault", "step_delay=nan"], "outside"),
         (["--tls-cert", "a.pem"], "go together"),
-        (["--kv-dtype", "float32"], "--kv-dtype: float32 with --dtype bfloat16 is not served; allowed is bfloat16"),
-        (["--dtype", "float32", "--kv-dtype", "bfloat16"], "allowed is float32"),
+        (
+            ["--dtype", "float32", "--kv-dtype", "bfloat16"],
+            "--kv-dtype: bfloat16 with --dtype float32 is not served; allowed is float32",
+        ),
         (["--state-dir", ""], "--state-dir: is empty"),
         (["--model", ""], "--model: is empty"),
         (["--model", "~nobody-of-that-name/x"], "--model: '~nobody-of-that-name/x'"),
@@ -76,10 +78,12 @@ def test_addresses_that_can_be_listened_at(address: str) -> None:
     assert load("--listen", address).listen == address
 
 
-def test_equal_dtypes_are_accepted() -> None:
-    """Keys and values in the type of the weights are what is served."""
+def test_served_pairs_of_dtypes_are_accepted() -> None:
+    """Keys and values in the type of the weights, and float32 beside bfloat16 weights, are what is served."""
     assert load("--dtype", "float32", "--kv-dtype", "float32").kv_dtype == "float32"
     assert load("--kv-dtype", "bfloat16").kv_dtype == "bfloat16"
+    assert load("--dtype", "bfloat16", "--kv-dtype", "float32").kv_dtype == "float32"
+    assert load("--kv-dtype", "float32").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("data", "said"), [(b"a = '\xff'", "is no UTF-8"), (b"a = ", "node.toml: ")])

@@ -14,6 +14,8 @@ from decoder.models.llama import CausalLM
 from decoder.models.packing import to_bfloat16
 from decoder.weights.loader import expected_shapes
 
+# float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside float32 keys and values.
+KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32")
 NAN_BITS = 0x7FC0
 IntArray = NDArray[np.int32]
 
@@ -50,12 +52,13 @@ def make_model(
     block_tokens: int = 16,
     threads: int = 2,
 ) -> CausalLM:
-    """A model with one of the kernel sets "float32", "portable" (bfloat16) or "auto" (bfloat16)."""
+    """A model with one of `KERNELS`."""
     dtype = KvDtype.FLOAT32 if kernels == "float32" else KvDtype.BFLOAT16
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, dtype)
+    kv_dtype = KvDtype.FLOAT32 if kernels.endswith("float32") else KvDtype.BFLOAT16
+    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
     digests = digest_config(config, bytes(32), dtype.value)
-    chosen = "auto" if kernels == "float32" else kernels
-    return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen)
+    chosen = "portable" if kernels.startswith("portable") else "auto"
+    return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen, dtype=dtype)
 
 
 def poisoned_arena(model: CausalLM, num_blocks: int) -> NDArray[np.float32] | NDArray[np.uint16]:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.errors import InvalidArgument
+from decoder.cache_key import cache_key
 from decoder.weights import load_model
 from decoder.weights.source import _BLOCK_TYPES, HuggingFaceSource, _dequantize, open_source
 from tests.decoder.model_rig import run_prompt
@@ -121,6 +122,22 @@ def test_digests_follow_content(tmp_path: Path) -> None:
     rope = load_model(make_tiny_llama(tmp_path / "d", rope_theta=5e5), "float32", 16).digests
     assert rope.position != first.position
     assert load_model(tmp_path / "a", "bfloat16", 16).digests.attention != first.attention
+
+
+def test_pairs_of_dtypes_have_layouts_and_keys_of_their_own(tmp_path: Path) -> None:
+    """The layout follows the type of keys and values alone; the cache key tells every served pair of types apart."""
+    path = make_tiny_llama(tmp_path / "tiny")
+    models = [
+        load_model(path, "float32", 16),
+        load_model(path, "bfloat16", 16),
+        load_model(path, "bfloat16", 16, kv_dtype="float32"),
+    ]
+    fingerprints = [model.layout.fingerprint() for model in models]
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+    keys = {cache_key(model, b"").SerializeToString(deterministic=True) for model in models}
+    assert len(keys) == 3
+    again = load_model(path, "bfloat16", 16, kv_dtype="float32")
+    assert cache_key(again, b"").SerializeToString(deterministic=True) in keys
 
 
 def test_shards_equal_one_file(tmp_path: Path) -> None:

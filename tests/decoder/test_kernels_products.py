@@ -1,0 +1,126 @@
+"""One block product per kernel set against float64: how exact it is, and that a row's sum depends on that row alone.
+
+Where the CPU has no AMX, its tile products are emulated, so that the layout of split inputs is tried on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from decoder.kernels import amx, frame, sets, simd
+from decoder.kernels.block_products import block_product
+from decoder.kernels.compiled import entry, kernel
+from decoder.kernels.rows import store_input
+from decoder.kernels.step import enter, leave
+from decoder.models.packing import Memory, pack, to_bfloat16
+
+DEPTH = 96
+ROWS = 64
+ROOM = (frame.ROW_BLOCK + 16) * 32  # floats that a block product may write
+# Largest error against float64, in parts of the largest sum.
+EXACTNESS = {
+    sets.Float32Kernels: 1e-6,
+    sets.WideKernels: 1e-6,
+    sets.AmxWideKernels: 2e-5,
+    sets.Bfloat16Kernels: 1e-2,
+}
+
+
+def _emulated(row_tiles: int, column_tiles: int) -> Any:
+    """`amx.product_RxC` for any CPU."""
+
+    def product(
+        a: int, a_row: int, a_k: int, a_m: int, b: int, b_k: int, b_n: int, steps: int,
+        c: int, c_row: int, c_m: int, c_n: int,
+    ) -> None:  # fmt: skip
+        for m in range(row_tiles):
+            for row in range(16):
+                for n in range(column_tiles):
+                    total = simd.splat(np.float32(0.0))
+                    for step in range(steps):
+                        for pair in range(16):
+                            x = a + m * a_m + step * a_k + row * a_row + pair * 4
+                            words = simd.load_ints(b + n * b_n + step * b_k + pair * 64)
+                            total = simd.fma(simd.splat_bf16(x), simd.low_halves(words), total)
+                            total = simd.fma(simd.splat_bf16(x + 2), simd.high_halves(words), total)
+                    simd.store_floats(c + m * c_m + n * c_n + row * c_row, total)
+
+    return kernel(product)
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMX, or its emulation."""
+    if amx.available():
+        return
+    for name in ("product_2x2", "product_2x2_streaming"):
+        monkeypatch.setattr(amx, name, _emulated(2, 2))
+    monkeypatch.setattr(amx, "configure", kernel(lambda address: None))
+    monkeypatch.setattr(amx, "release", kernel(lambda: None))
+
+
+@entry
+def _multiply(
+    kernels: Any, words: Any, source: int, inputs: int, row: int, rows: int, weights: int, sums: int, once: bool
+) -> None:
+    enter(kernels, words)
+    for line in range(ROWS):
+        for column in range(0, DEPTH, 16):
+            vector = simd.load_floats(source + (line * DEPTH + column) * 4)
+            store_input(kernels, inputs, line, column, DEPTH, vector)
+    block_product(kernels, inputs, row, rows, DEPTH, weights, sums, once)
+    leave(kernels)
+
+
+def _product(
+    kernels: sets.Kernels, values: NDArray[np.float32], weights: NDArray[Any], row: int, rows: int, once: bool = False
+) -> NDArray[np.float32]:
+    """Sums of `rows` rows from `row`; fails where memory past the room was written."""
+    words = np.zeros(frame.FRAME_WORDS, np.int64)
+    configuration = np.frombuffer(amx.full_tiles(), np.uint8).copy()
+    words[frame.TILE_CONFIG] = configuration.ctypes.data
+    inputs, sums = np.zeros(ROWS * DEPTH, np.float32), np.full(ROOM + 64, 7.0, np.float32)
+    addresses = [array.ctypes.data for array in (values, inputs, weights, sums)]
+    _multiply(kernels, words, addresses[0], addresses[1], row, rows, addresses[2], addresses[3], once)
+    assert (sums[ROOM:] == 7.0).all()
+    return sums[: rows * 32].reshape(rows, 32).copy()
+
+
+def _operands(kernels: sets.Kernels) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[np.float64], Memory]:
+    random = np.random.default_rng(0)
+    values = random.standard_normal((ROWS, DEPTH)).astype(np.float32)
+    matrix = random.standard_normal((32, DEPTH)).astype(np.float32)
+    matrix = (to_bfloat16(matrix).astype(np.uint32) << 16).view(np.float32)
+    memory = Memory(1 << 16)
+    packed = pack(memory, matrix, not isinstance(kernels, sets.Float32Kernels))
+    return values, packed, values.astype(np.float64) @ matrix.T.astype(np.float64), memory
+
+
+@pytest.mark.parametrize("kind", EXACTNESS, ids=lambda kind: kind.__name__)
+def test_sums_are_as_exact_as_the_inputs(kind: type[sets.Kernels]) -> None:
+    """float32 and split inputs give float64's sums nearly; inputs rounded to bfloat16 do not."""
+    kernels = kind()
+    values, weights, want, _memory = _operands(kernels)
+    got = np.concatenate([_product(kernels, values, weights, row, 32) for row in (0, 32)])
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert error < EXACTNESS[kind]
+    if kind is sets.Bfloat16Kernels:
+        assert error > 50 * EXACTNESS[sets.AmxWideKernels]
+
+
+@pytest.mark.parametrize("kind", EXACTNESS, ids=lambda kind: kind.__name__)
+def test_a_row_does_not_depend_on_its_neighbours(kind: type[sets.Kernels]) -> None:
+    """Any number of rows, with or without streaming weights, gives each row the same bits."""
+    kernels = kind()
+    values, weights, _, _memory = _operands(kernels)
+    want = _product(kernels, values, weights, 32, 32)
+    for rows in (1, 2, 3, 4, 5, 15, 16, 17, 31):
+        for once in (False, True):
+            assert np.array_equal(_product(kernels, values, weights, 32, rows, once), want[:rows])
+    alone = values.copy()
+    alone[33:] = 0
+    assert np.array_equal(_product(kernels, alone, weights, 32, 32)[0], want[0])
