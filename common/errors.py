@@ -7,6 +7,7 @@
     ├── NotFound             no such object for this caller
     ├── AlreadyExists        the name is taken
     ├── FailedPrecondition   right request, wrong state
+    ├── OutOfRange           a place in a sequence that is known no more, or not yet
     ├── ResourceExhausted    would not fit: needed and usable numbers, perhaps when to retry
     ├── Unavailable          a part of the node is away; retryable
     ├── DeadlineExceeded     the caller's time is over
@@ -92,6 +93,13 @@ class FailedPrecondition(TesseraError):
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     default_reason = "FAILED_PRECONDITION"
+
+
+class OutOfRange(TesseraError):
+    """A place in a sequence that is known no more, or not yet; the metadata tells what is."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+    default_reason = "OUT_OF_RANGE"
 
 
 class ResourceExhausted(TesseraError):

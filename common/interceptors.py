@@ -33,6 +33,7 @@ _BY_CODE: dict[grpc.StatusCode, type[TesseraError]] = {
         errors.NotFound,
         errors.AlreadyExists,
         errors.FailedPrecondition,
+        errors.OutOfRange,
         errors.Unavailable,
         errors.DeadlineExceeded,
         errors.Aborted,

@@ -1,0 +1,92 @@
+"""The event log: what changed, in order, for subscribers that resume where they were.
+
+Invariant: sequence numbers grow by exactly one from 1, whatever is forgotten; what is known is always the newest run of
+them. Bounded in events and in block numbers. Pure: the time is passed in, nothing is formatted and nobody is called.
+Written by the manager's modules and by the admin service (what operators changed); read by the admin service. An event
+holds numbers and short words, never a token: those are looked up when somebody asks (`event_blocks.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Final, NamedTuple
+
+from cachemgr.ids import BlockRun
+from cachemgr.nodes import NO_BLOCKS
+from common.errors import OutOfRange
+
+MAX_EVENTS: Final = 32_768
+MAX_BLOCKS: Final = 524_288  # block numbers in all events together: 4 MiB
+
+
+class Event(NamedTuple):
+    """One change. `owner` is an owner number of the core, `tenant` a name where the log's writer knows no numbers.
+
+    blocks:     what it is about; never written again by whoever passed it
+    generation: of the last block, so that a later reader sees whether it still is what it was
+    detail:     more of it; values are words or numbers, never of a prompt
+    """
+
+    kind: str
+    now_ns: int
+    owner: int
+    session: int
+    lease: int
+    blocks: BlockRun
+    generation: int
+    tenant: str
+    detail: dict[str, object]
+
+
+class EventLog:
+    """A ring of the newest events."""
+
+    def __init__(self, max_events: int = MAX_EVENTS, max_blocks: int = MAX_BLOCKS) -> None:
+        self._ring: deque[Event] = deque()
+        self._max_events = max_events
+        self._max_blocks = max_blocks
+        self._num_blocks = 0
+        self.last_sequence = 0
+
+    @property
+    def oldest_sequence(self) -> int:
+        """The first event that is still known; `last_sequence` + 1 where none is."""
+        return self.last_sequence - len(self._ring) + 1
+
+    def add(
+        self,
+        kind: str,
+        now_ns: int,
+        *,
+        owner: int = 0,
+        session: int = 0,
+        lease: int = 0,
+        blocks: BlockRun = NO_BLOCKS,
+        generation: int = 0,
+        tenant: str = "",
+        **detail: object,
+    ) -> None:
+        """Appends an event, forgetting the oldest where there are too many."""
+        ring = self._ring
+        ring.append(Event(kind, now_ns, owner, session, lease, blocks, generation, tenant, detail))
+        self.last_sequence += 1
+        self._num_blocks += len(blocks)
+        while len(ring) > self._max_events or (self._num_blocks > self._max_blocks and len(ring) > 1):
+            self._num_blocks -= len(ring.popleft().blocks)
+
+    def since(self, sequence: int, limit: int = MAX_EVENTS) -> list[tuple[int, Event]]:
+        """At most `limit` events after `sequence`, the oldest first, each with its own number.
+
+        Raises OutOfRange, with the numbers that are known, where the next event is forgotten or `sequence` is ahead.
+        """
+        missing = self.last_sequence - sequence
+        if missing < 0 or missing > len(self._ring):
+            raise OutOfRange(
+                f"after_sequence is {sequence}; known are events {self.oldest_sequence}..{self.last_sequence}",
+                reason="SEQUENCE_UNKNOWN",
+                metadata={"oldest_sequence": str(self.oldest_sequence), "last_sequence": str(self.last_sequence)},
+            )
+        newest = list(islice(reversed(self._ring), missing))
+        newest.reverse()
+        return list(enumerate(newest[:limit], start=sequence + 1))

@@ -1,0 +1,54 @@
+"""The event log: gap-free, bounded, resumable; the core tells it what changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachemgr.events import EventLog
+from common.errors import OutOfRange
+
+
+def kinds(log, after=0):
+    return [event.kind for _, event in log.since(after)]
+
+
+@given(
+    max_events=st.integers(1, 8),
+    max_blocks=st.integers(1, 20),
+    sizes=st.lists(st.integers(0, 12), max_size=40),
+    limit=st.integers(1, 50),
+)
+def test_log_is_the_newest_run_of_a_gap_free_sequence(max_events, max_blocks, sizes, limit):
+    """Against a plain list: what is known is its newest run; every place in it can be resumed from, no other one."""
+    log, naive = EventLog(max_events, max_blocks), []
+    for number, size in enumerate(sizes, start=1):
+        log.add(f"kind_{number}", number, blocks=np.arange(size))
+        naive.append((number, f"kind_{number}", size))
+        kept = naive[-max_events:]
+        while sum(item[2] for item in kept) > max_blocks and len(kept) > 1:
+            kept = kept[1:]
+        naive = kept
+        assert log.last_sequence == number
+        assert log.oldest_sequence == naive[0][0]
+    for after in range(-1, len(sizes) + 2):
+        expected = [item for item in naive if item[0] > after][:limit]
+        if after < log.oldest_sequence - 1 or after > log.last_sequence:
+            with pytest.raises(OutOfRange) as caught:
+                log.since(after, limit)
+            assert caught.value.metadata["oldest_sequence"] == str(log.oldest_sequence)
+            assert caught.value.metadata["last_sequence"] == str(log.last_sequence)
+        else:
+            assert [(number, event.kind, len(event.blocks)) for number, event in log.since(after, limit)] == expected
+
+
+def test_event_holds_what_it_was_given():
+    """Every field comes back as it was passed."""
+    log = EventLog()
+    log.add("lease_granted", 9, owner=1, session=2, lease=3, blocks=np.array([7, 8]), generation=4, num_tokens=5)
+    ((number, event),) = log.since(0)
+    assert number == 1
+    assert (event.kind, event.now_ns, event.owner, event.session, event.lease) == ("lease_granted", 9, 1, 2, 3)
+    assert (event.blocks.tolist(), event.generation, event.detail) == ([7, 8], 4, {"num_tokens": 5})
