@@ -3,76 +3,32 @@
     tessera bench core [--blocks N] [--published N] [--rounds N] [--json FILE]
 
 Prints p50 and p99 in microseconds: match of resident prompts, a whole cycle on a hit, half resident, on new tokens with
-eviction, a miss, and eviction of 1,000 blocks. The garbage collector runs as it does in the daemon. It needs no model.
+eviction, a miss, and eviction of 1,000 blocks; then the same beside two plain managers (`bench/cache_yardsticks.py`).
+The garbage collector runs as it does in the daemon. It needs no model.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from bench.cache_comparison import compare
+from bench.cache_workload import BLOCK_TOKENS, Workload, time_calls
 from bench.setting import machine_facts, positive
 from bench.table import Cell, Report, quantile
-from cachemgr.ids import SessionId, TenantId
-from cachemgr.manager import CacheManager
-from cachemgr.results import Acquired, SequenceReport
 
-BLOCK_TOKENS = 16
-TENANT = TenantId("bench")
-ROOT = bytes(range(32))
-NOTHING = np.zeros(0, np.int32)
-WARM_UPS = 5
 EVICTED = 1000
 MIN_PUBLISHED = 11_000
-
-
-class Workload:
-    """A manager whose index is filled with prompts of one length."""
-
-    def __init__(self, num_blocks: int, published: int, prompt_tokens: int) -> None:
-        self.manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=1)
-        self.session: SessionId = self.manager.attach(decoder_name="bench", process_id=1, now_ns=0)
-        self._random = np.random.default_rng(1)
-        self.prompts: list[bytes] = []
-        while self.manager.snapshot().indexed_blocks + prompt_tokens // BLOCK_TOKENS <= published:
-            prompt = self.fresh(prompt_tokens)
-            self.cycle(prompt)
-            self.prompts.append(prompt)
-
-    def fresh(self, num_tokens: int) -> bytes:
-        """A prompt that was never seen."""
-        return self._random.integers(0, 50_000, num_tokens, dtype=np.int32).tobytes()
-
-    def acquire(self, tokens: bytes) -> Acquired:
-        return self.manager.acquire(
-            self.session, tenant=TENANT, root=ROOT, tokens=tokens, request_id="bench", sample=0, now_ns=0
-        )
-
-    def cycle(self, tokens: bytes) -> None:
-        """Acquire, seal all, release."""
-        lease = self.acquire(tokens)
-        done = SequenceReport(
-            lease.lease_id, sealed_tokens=len(tokens) // 4, copied=lease.copy is not None, release=True
-        )
-        revision = self.manager.revision
-        self.manager.report(self.session, (done,), returned=NOTHING, wanted=0, applied_revision=revision, now_ns=0)
+COMPARED_ROUNDS = 60
 
 
 def measure(
     rows: list[list[Cell]], name: str, rounds: int, prepare: Callable[[int], bytes], run: Callable[[bytes], object]
 ) -> None:
     """Times `run` on what `prepare` gives, `rounds` times after a few to warm up; adds one row: name, p50, p99 (µs)."""
-    times = []
-    for number in range(rounds + WARM_UPS):
-        argument = prepare(number)
-        start = time.perf_counter_ns()
-        run(argument)
-        times.append((time.perf_counter_ns() - start) / 1000)
-    rows.append([name, quantile(times[WARM_UPS:], 0.5), quantile(times[WARM_UPS:], 0.99)])
+    times = time_calls(rounds, prepare, run)
+    rows.append([name, quantile(times, 0.5), quantile(times, 0.99)])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,6 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     report.begin()
     rows = measure_all(options.blocks, options.published, options.rounds)
     report.table("Operations of the cache manager's core", ("operation", "p50 µs", "p99 µs"), rows)
+    report.table(
+        "Beside two plain managers, p50 µs",
+        ("operation", "ours", "radix of pages", "hash chain", "radix / ours", "chain / ours"),
+        compare(options.blocks, options.published, min(options.rounds, COMPARED_ROUNDS)),
+    )
     report.write_json(options.json)
     return 0
 

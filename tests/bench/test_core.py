@@ -16,13 +16,17 @@ def test_the_file_holds_the_rows_that_were_printed(tmp_path: Path, capsys: pytes
     flags = ["--blocks", "12000", "--published", "11000", "--rounds", "2", "--json", str(path)]
     assert main(flags) == 0
     document = json.loads(path.read_text(encoding="utf-8"))
-    (table,) = document["tables"]
+    table, beside = document["tables"]
     shown = capsys.readouterr().out
     assert {"date", "CPU", "cores", "blocks"} <= set(document["facts"])
     assert len(table["rows"]) == 12
     for name, median, worst in table["rows"]:
         assert name in shown
         assert 0 < median <= worst
+    assert len(beside["rows"]) == 5
+    for name, ours, radix, chain, *ratios in beside["rows"]:
+        assert name in shown
+        assert ratios == pytest.approx([radix / ours, chain / ours])
 
 
 def test_an_index_larger_than_the_pool_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,235 @@
+"""What does the cache manager cost through its socket? Times a real daemon over a raw session stream; needs no model.
+
+    tessera bench wire [--blocks N] [--published N] [--rounds N] [--json FILE]
+
+Prints how long the daemon takes until it answers, round trips of an acquire, of a report with 64 seals and of nothing
+(a credit request for no block: what gRPC alone costs), and the daemon's memory before and after its index was filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from bench.setting import machine_facts, positive
+from bench.table import Cell, Report, quantile
+from common.arena_wire import PROTOCOL_VERSION
+from common.credentials import read_secret
+from common.paths import StatePaths
+from common.rpc import open_channel, unix_target
+from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
+from tessera.common.v1 import common_pb2
+
+BLOCK_TOKENS = 16
+PROMPT_TOKENS = 8192
+SEQUENCES = 64
+START_SECONDS = 20.0
+LAYOUT = common_pb2.KvLayout(
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=16,
+    block_tokens=BLOCK_TOKENS,
+    dtype="float32",
+    quantization="none",
+    version=1,
+)
+KEY = common_pb2.CacheKey(weights_digest=b"w" * 32, kv_dtype="float32", kv_quantization="none", layout_version=1)
+
+
+class Session:
+    """One decoder's stream; each `ask` waits for its answer. Raises RuntimeError where an operation was refused."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call = cache_pb2_grpc.CacheServiceStub(channel).Session()  # type: ignore[no-untyped-call,unused-ignore]
+        self._sequence = 0
+        self._revision = 0
+
+    async def ask(self, **operation: Any) -> cache_pb2.SessionResponse:
+        self._sequence += 1
+        request = cache_pb2.SessionRequest(sequence=self._sequence, applied_revision=self._revision, **operation)
+        await self._call.write(request)
+        while True:
+            response: cache_pb2.SessionResponse = await self._call.read()
+            if response.sequence == self._sequence:
+                break
+        if response.WhichOneof("result") == "failure":
+            raise RuntimeError(f"{response.failure.reason}: {response.failure.message}")
+        self._revision = response.revision
+        return response
+
+    async def attach(self) -> None:
+        await self.ask(
+            attach=cache_pb2.AttachRequest(
+                protocol_version=PROTOCOL_VERSION, decoder_name="bench", layout=LAYOUT, process_id=os.getpid()
+            )
+        )
+
+    async def acquire(self, grant: bytes, tokens: bytes) -> cache_pb2.AcquireResponse:
+        request = cache_pb2.AcquireRequest(grant=grant, key=KEY, tokens=tokens, request_id="bench", priority=50)
+        return (await self.ask(acquire=request)).acquire
+
+    async def report(self, *sequences: cache_pb2.SequenceReport) -> None:
+        done = await self.ask(report=cache_pb2.ReportRequest(sequences=sequences))
+        if done.report.refusals:
+            raise RuntimeError(done.report.refusals[0].failure.message)
+
+    async def close(self) -> None:
+        await self._call.done_writing()
+        self._call.cancel()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="tessera bench wire",
+        description=__doc__.partition("\n")[0] if __doc__ else None,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--blocks", type=positive, default=131_072, metavar="N", help="blocks of the pool")
+    parser.add_argument("--published", type=positive, default=100_000, metavar="N", help="blocks in the index")
+    parser.add_argument("--rounds", type=positive, default=300, metavar="N", help="times that each operation runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    options = parser.parse_args(list(arguments))
+    least = PROMPT_TOKENS // BLOCK_TOKENS
+    if not least <= options.published <= options.blocks - SEQUENCES * 4:
+        parser.error(f"--published is {options.published}; allowed are {least}..{options.blocks - SEQUENCES * 4}")
+    report = Report("wire", {**machine_facts(), "blocks": options.blocks, "block tokens": BLOCK_TOKENS})
+    report.begin()
+    with running_daemon(options.blocks) as (paths, process_id, start_seconds):
+        rows, memory = asyncio.run(measure(paths, process_id, options.published, options.rounds))
+    report.table("Round trips of one session", ("operation", "p50 µs", "p99 µs"), rows)
+    memory.insert(0, ["start until it answers, s", start_seconds])
+    report.table("The daemon", ("what", "value"), memory)
+    report.write_json(options.json)
+    return 0
+
+
+@contextmanager
+def running_daemon(num_blocks: int) -> Iterator[tuple[StatePaths, int, float]]:
+    """A daemon on a state directory of its own: its paths, process id, and seconds until it listened."""
+    with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder:
+        command = [sys.executable, "-m", "cachemgr", "--state-dir", folder, "--pool-blocks", str(num_blocks)]
+        begun = time.perf_counter()
+        process = subprocess.Popen([*command, "--log-level", "warning"], cwd=Path(__file__).parent.parent)
+        try:
+            paths = StatePaths(Path(folder))
+            while not paths.admin_socket.exists():  # bound last
+                if process.poll() is not None or time.perf_counter() - begun > START_SECONDS:
+                    raise RuntimeError("the cache manager did not start")
+                time.sleep(0.002)
+            yield paths, process.pid, time.perf_counter() - begun
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def measure(
+    paths: StatePaths, process_id: int, published: int, rounds: int
+) -> tuple[list[list[Cell]], list[list[Cell]]]:
+    """Fill the index through the stream, then time it. Returns the rows of both tables."""
+    random = np.random.default_rng(3)
+
+    def fresh(num_tokens: int) -> bytes:
+        return random.integers(0, 50_000, num_tokens, dtype=np.int32).tobytes()
+
+    async with open_channel(unix_target(paths.cachemgr_socket), read_secret(paths.internal_key)) as channel:
+        stub = cache_pb2_grpc.CredentialServiceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
+        answer = await stub.Authenticate(cache_pb2.AuthenticateRequest(key=read_secret(paths.default_key)))
+        session, grant = Session(channel), answer.grant
+        await session.attach()
+        before = resident_bytes(process_id)
+        prompts = []
+        for _ in range(published * BLOCK_TOKENS // PROMPT_TOKENS):
+            prompts.append(fresh(PROMPT_TOKENS))
+            lease = await session.acquire(grant, prompts[-1])
+            await session.report(
+                cache_pb2.SequenceReport(
+                    lease_id=lease.lease_id, sealed_tokens=PROMPT_TOKENS, copied=lease.HasField("copy"), release=True
+                )
+            )
+        after = resident_bytes(process_id)
+        rows: list[list[Cell]] = []
+
+        def add(name: str, times: list[float]) -> None:
+            rows.append([name, quantile(times, 0.5), quantile(times, 0.99)])
+
+        add("nothing", [await _timed(session.ask(credit=cache_pb2.CreditRequest())) for _ in range(rounds)])
+        add("acquire of a resident prompt of 8,192", await _acquires(session, grant, prompts, rounds))
+        add(f"{SEQUENCES} seals in one report", await _seals(session, grant, fresh, rounds))
+        await session.close()
+    tokens = len(prompts) * PROMPT_TOKENS
+    memory: list[list[Cell]] = [
+        ["resident memory at start, MB", before / 1e6],
+        [f"resident memory with {tokens // BLOCK_TOKENS:,} blocks published, MB", after / 1e6],
+        ["bytes a cached token, its id not counted", (after - before) / tokens - 4],
+    ]
+    return rows, memory
+
+
+async def _acquires(session: Session, grant: bytes, prompts: list[bytes], rounds: int) -> list[float]:
+    times = []
+    for number in range(rounds):
+        begun = time.perf_counter_ns()
+        lease = await session.acquire(grant, prompts[number % len(prompts)])
+        times.append((time.perf_counter_ns() - begun) / 1000)
+        copied = lease.HasField("copy")
+        await session.report(cache_pb2.SequenceReport(lease_id=lease.lease_id, copied=copied, release=True))
+    return times
+
+
+async def _seals(session: Session, grant: bytes, fresh: Any, rounds: int) -> list[float]:
+    """As a step of 64 decoding sequences reports: each seals its next token, one in sixteen a whole block."""
+    answers = [await session.acquire(grant, fresh(64 + number % BLOCK_TOKENS)) for number in range(SEQUENCES)]
+    leases = [answer.lease_id for answer in answers]
+    await session.report(
+        *(cache_pb2.SequenceReport(lease_id=answer.lease_id, copied=answer.HasField("copy")) for answer in answers)
+    )
+    sealed = [64 + number % BLOCK_TOKENS for number in range(SEQUENCES)]
+    taken: list[bytes] = []
+    times = []
+    for _ in range(rounds):
+        token = fresh(SEQUENCES)
+        taken = [b""] * SEQUENCES
+        for number, count in enumerate(sealed):
+            if count % BLOCK_TOKENS == 0:
+                taken[number] = (await session.ask(credit=cache_pb2.CreditRequest(wanted_blocks=1))).credit
+        reports = [
+            cache_pb2.SequenceReport(
+                lease_id=lease,
+                taken_blocks=taken[number],
+                tokens=token[number * 4 : number * 4 + 4],
+                sealed_tokens=sealed[number] + 1,
+            )
+            for number, lease in enumerate(leases)
+        ]
+        begun = time.perf_counter_ns()
+        await session.report(*reports)
+        times.append((time.perf_counter_ns() - begun) / 1000)
+        sealed = [count + 1 for count in sealed]
+    await session.report(*(cache_pb2.SequenceReport(lease_id=lease, release=True) for lease in leases))
+    return times
+
+
+async def _timed(call: Any) -> float:
+    begun = time.perf_counter_ns()
+    await call
+    return (time.perf_counter_ns() - begun) / 1000
+
+
+def resident_bytes(process_id: int) -> int:
+    """Resident memory of a process, in bytes."""
+    pages = int(Path(f"/proc/{process_id}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
