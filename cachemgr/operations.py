@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GrantSigner
 from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
@@ -20,7 +22,7 @@ from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unimplemented
 from common.interceptors import failure_fields
-from common.tokens import pack_tokens, unpack_tokens
+from common.tokens import check_tokens, pack_tokens, unpack_tokens
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
@@ -30,6 +32,7 @@ MAX_SAMPLE: Final = 2**16
 MAX_BRANCHES: Final = 256
 MAX_COUNT: Final = 2**40  # per message; keeps every counter within 64 bits for longer than any daemon lives
 MAX_WANTED: Final = 2**31 - 2
+_NOTHING_TAKEN: Final[BlockArray] = np.zeros(0, np.int32)
 
 
 class Operations:
@@ -172,17 +175,17 @@ def _sequences(request: cache_pb2.ReportRequest) -> tuple[list[SequenceReport], 
     sequences: list[SequenceReport] = []
     malformed: dict[LeaseId, TesseraError] = {}
     for number, message in enumerate(request.sequences):
-        lease = LeaseId(message.lease_id)
+        lease, tokens, taken = LeaseId(message.lease_id), message.tokens, _NOTHING_TAKEN
         try:
-            taken = unpack_blocks(message.taken_blocks, f"report.sequences[{number}].taken_blocks")
-            unpack_tokens(message.tokens, f"report.sequences[{number}].tokens")
+            if message.taken_blocks:
+                taken = unpack_blocks(message.taken_blocks, f"report.sequences[{number}].taken_blocks")
+            if tokens:
+                check_tokens(tokens, f"report.sequences[{number}].tokens")
         except InvalidArgument as error:
             malformed[lease] = error
             sequences.append(SequenceReport(lease, release=True))
             continue
-        sequences.append(
-            SequenceReport(lease, taken, message.tokens, message.sealed_tokens, message.copied, message.release)
-        )
+        sequences.append(SequenceReport(lease, taken, tokens, message.sealed_tokens, message.copied, message.release))
     return sequences, malformed
 
 

@@ -18,6 +18,13 @@ def pack_tokens(ids: Iterable[int] | NDArray[np.int32]) -> bytes:
     return array.astype(TOKEN_DTYPE, copy=False).tobytes()
 
 
+def check_tokens(data: bytes, field: str = "tokens") -> None:
+    """As `unpack_tokens`, for bytes that stay packed. A single token costs no array."""
+    if len(data) == TOKEN_DTYPE.itemsize and data[-1] < 0x80:  # the sign is in the last byte
+        return
+    unpack_tokens(data, field)
+
+
 def unpack_tokens(data: bytes, field: str = "tokens") -> NDArray[np.int32]:
     """Read-only int32 view of packed ids. Raises InvalidArgument on a broken length or a negative id."""
     if len(data) % TOKEN_DTYPE.itemsize:
