@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachemgr.ids import BlockRun
+from cachemgr.ownership import NO_OWNER, Ownership
 
-NO_OWNER: Final = 0
+__all__ = ["NO_OWNER", "BlockPool", "BlockState"]
 
 
 class BlockState(IntEnum):
@@ -40,7 +41,8 @@ class BlockPool:
     """Blocks 1..num_blocks; column entry 0 belongs to the null block and stays zero.
 
     references: int32 holds, plus one if published    generation: int64, grows at each free
-    owner:      int32 tenant index, 0 none; stale while free    published: bool, in the index    state: uint8 BlockState
+    owner:      int32 owner number, 0 none; stale while free    published: bool, in the index    state: uint8 BlockState
+    ownership:  whose blocks they are, and whose content is in them
     """
 
     def __init__(self, num_blocks: int, on_free: Callable[[BlockRun], None] | None = None) -> None:
@@ -49,7 +51,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.references: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.generation: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
-        self.owner: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.ownership = Ownership(num_blocks)
+        self.owner = self.ownership.owner
         self.published: NDArray[np.bool_] = np.zeros(num_blocks + 1, np.bool_)
         self.state: NDArray[np.uint8] = np.full(num_blocks + 1, _FREE, np.uint8)
         self.state[0] = 0
@@ -79,14 +82,14 @@ class BlockPool:
         """Pops `count` free blocks, each held once. Raises ValueError where fewer are free."""
         if not 0 <= count <= self._top:
             raise ValueError(f"{count} blocks asked, {self._top} free")
-        low = self._top - count
         if not count:
             return self._stack[:0].copy()
+        low = self._top - count
         blocks = self._stack[low : self._top][::-1].copy()
         self._top = low
         self.references[blocks] = 1
         self.state[blocks] = _ACTIVE
-        self.owner[blocks] = owner
+        self.ownership.begin(blocks, owner)
         return blocks
 
     def count_idle(self, blocks: BlockRun) -> int:
@@ -104,11 +107,11 @@ class BlockPool:
         self.references[blocks] = counts
         # Only an idle published block stands at one reference before: the others are active already.
         if self.num_cached:
-            states = self.state.take(blocks)
-            woken = int(np.count_nonzero(states == _CACHED))
-            if woken:
-                self.num_cached -= woken
-                self.state[blocks] = _ACTIVE
+            woken = blocks[self.state.take(blocks) == _CACHED]
+            if len(woken):
+                self.num_cached -= len(woken)
+                self.ownership.wake(woken)
+                self.state[woken] = _ACTIVE
 
     def hold_published(self, blocks: BlockRun, num_idle: int) -> None:
         """As `hold`, for published blocks of which `num_idle` are held by nobody, as `count_idle` has just said."""
@@ -116,6 +119,7 @@ class BlockPool:
         counts += 1
         self.references[blocks] = counts
         if num_idle:
+            self.ownership.wake(blocks if num_idle == len(blocks) else blocks[counts == 2])
             self.state[blocks] = _ACTIVE
             self.num_cached -= num_idle
 
@@ -125,6 +129,7 @@ class BlockPool:
         if self.state[block] == _CACHED:
             self.state[block] = _ACTIVE
             self.num_cached -= 1
+            self.ownership.idle[int(self.owner[block])] -= 1
 
     def unhold(self, blocks: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for each. Published ones that nobody holds become cached; others are freed, or quarantined.
@@ -142,9 +147,11 @@ class BlockPool:
         if len(resting):
             self.state[resting] = _CACHED
             self.num_cached += len(resting)
+            self.ownership.rest(resting)
         loose: BlockRun = blocks[idle > published]
         if not len(loose):
             return loose
+        self.ownership.uncharge(loose)
         if quarantine:
             self.state[loose] = _QUARANTINED
             self.num_quarantined += len(loose)
@@ -160,8 +167,10 @@ class BlockPool:
         idle = counts == 1
         num_idle = int(np.count_nonzero(idle))
         if num_idle:
-            self.state[blocks if num_idle == len(blocks) else blocks[idle]] = _CACHED
+            resting = blocks if num_idle == len(blocks) else blocks[idle]
+            self.state[resting] = _CACHED
             self.num_cached += num_idle
+            self.ownership.rest(resting)
 
     def _unhold_one(self, run: BlockRun, quarantine: bool) -> BlockRun:
         block = int(run[0])
@@ -173,7 +182,9 @@ class BlockPool:
         if published:
             self.state[block] = _CACHED
             self.num_cached += 1
+            self.ownership.idle[int(self.owner[block])] += 1
             return run[:0]
+        self.ownership.charged[int(self.owner[block])] -= 1
         if quarantine:
             self.state[block] = _QUARANTINED
             self.num_quarantined += 1
@@ -197,16 +208,21 @@ class BlockPool:
         self.published[blocks] = False
         self.num_published -= len(blocks)
         loose: BlockRun = blocks[counts == 0]
-        self.num_cached -= len(loose)
-        self._free(loose)
+        if len(loose):
+            self.num_cached -= len(loose)
+            self.ownership.drop(loose)
+            self._free(loose)
         return loose
 
     def unpublish_idle(self, blocks: BlockRun) -> None:
         """As `unpublish`, for blocks that are known to be cached: evicted ones."""
+        if not len(blocks):
+            return
         self.references[blocks] = 0
         self.published[blocks] = False
         self.num_published -= len(blocks)
         self.num_cached -= len(blocks)
+        self.ownership.drop(blocks)
         self._free(blocks)
 
     def end_quarantine(self, blocks: BlockRun) -> None:

@@ -1,0 +1,109 @@
+"""Whose blocks they are: who is charged for each, and whose keys and values may still be in it.
+
+Invariants: `charged` counts the active and cached blocks of each owner, `idle` its cached ones; a block that is handed
+to one owner with what another left in it is named in `take_scrub` once. Part of `blocks.py`, which moves the blocks;
+the manager's modules read the counts and tell it what they know of a content. It decides no quota.
+
+A run passed in holds each block at most once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.ids import BlockRun
+
+NO_OWNER: Final = 0
+CLEAN: Final = 0  # of `dirty_owner`: never written, or zeroed
+ANYONE: Final = -1  # of `dirty_owner`: written by nobody knows whom
+
+_NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
+
+
+class Ownership:
+    """Columns, one entry a block, and counts by owner number.
+
+    owner:       int32 owner number, NO_OWNER for a session's credit; stale while free or quarantined
+    dirty_owner: int32 whose content it may hold: an owner number, CLEAN or ANYONE
+    charged:     active and cached blocks by owner
+    idle:        cached blocks by owner
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.owner: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.dirty_owner: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+        self.charged: defaultdict[int, int] = defaultdict(int)
+        self.idle: defaultdict[int, int] = defaultdict(int)
+        self._scrub: list[BlockRun] = []
+
+    def begin(self, blocks: BlockRun, owner: int) -> None:
+        """Free blocks are active now, for `owner`."""
+        self.owner[blocks] = owner
+        self.charged[owner] += len(blocks)
+        dirty = self.dirty_owner.take(blocks)
+        crossing = (dirty != owner) & (dirty != CLEAN)
+        if crossing.any():
+            self._scrub.append(blocks[crossing])
+        self.dirty_owner[blocks] = owner if owner != NO_OWNER else ANYONE
+
+    def take_scrub(self) -> BlockRun:
+        """The blocks begun since the last call that must be zeroed before anything else touches them."""
+        if not self._scrub:
+            return _NO_BLOCKS
+        runs, self._scrub = self._scrub, []
+        return np.concatenate(runs)
+
+    def give(self, blocks: BlockRun, owner: int) -> None:
+        """Active blocks belong to `owner` from now on, which is charged for them and has written them."""
+        if len(blocks):
+            self.uncharge(blocks)
+            self.charged[owner] += len(blocks)
+            self.owner[blocks] = owner
+            self.dirty_owner[blocks] = owner
+
+    def untouched(self, blocks: BlockRun) -> None:
+        """Nobody has written these since they were begun, and they were zeroed where that was asked for."""
+        self.dirty_owner[blocks] = CLEAN
+
+    def taint(self, blocks: BlockRun) -> None:
+        """What these hold is not known: whoever gets them next gets them zeroed."""
+        self.dirty_owner[blocks] = ANYONE
+
+    def taint_owner(self, owner: int) -> None:
+        """As `taint`, for all that this owner may have written: its number may stand for somebody else from now on."""
+        self.dirty_owner[self.dirty_owner == owner] = ANYONE
+
+    def uncharge(self, blocks: BlockRun) -> None:
+        """Active or cached blocks are free or quarantined now."""
+        _count(self.charged, self.owner.take(blocks), -1)
+
+    def rest(self, blocks: BlockRun) -> None:
+        """Active blocks are cached now."""
+        _count(self.idle, self.owner.take(blocks), 1)
+
+    def wake(self, blocks: BlockRun) -> None:
+        """Cached blocks are active now."""
+        _count(self.idle, self.owner.take(blocks), -1)
+
+    def drop(self, blocks: BlockRun) -> None:
+        """Cached blocks are free now."""
+        owners = self.owner.take(blocks)
+        _count(self.charged, owners, -1)
+        _count(self.idle, owners, -1)
+
+
+def _count(counts: defaultdict[int, int], owners: NDArray[np.int32], step: int) -> None:
+    """Adds `step` to the count of the owner of each block of a run."""
+    if not len(owners):
+        return
+    first = int(owners[0])
+    if (owners == first).all():
+        counts[first] += step * len(owners)
+        return
+    for owner, number in enumerate(np.bincount(owners).tolist()):
+        if number:
+            counts[owner] += step * number
