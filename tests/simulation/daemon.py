@@ -1,0 +1,290 @@
+"""The daemon of a simulated node: the thin service around the real `CacheManager`, as `cachemgr/service.py` keeps it.
+
+Invariants: operations of a stream run one after the other, each whole; a session that is over is refused whatever it
+says; its blocks are free only when its process cannot write them any more. Called by links, decoders and the operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cachemgr.ids import LeaseId, SessionId, TenantId
+from cachemgr.manager import CacheManager
+from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TesseraError
+from common.tokens import pack_tokens
+from tests.simulation import messages
+from tests.simulation.decoder import LEASE
+from tests.simulation.kernel import MILLISECOND, Violation
+from tests.simulation.network import End, Link
+from tests.simulation.scenario import DUPLICATE, REORDER
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One open stream. `heard` is when it last said something."""
+
+    link: Link
+    session: SessionId | None = None
+    decoder: str = ""
+    process_id: int = 0
+    last_sequence: int = 0
+    heard: int = 0
+    is_broken: bool = False
+    is_superseded: bool = False
+    is_reclaiming: bool = False
+    last_operation: Any = None
+
+
+class SimDaemon:
+    """One life of the daemon."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        scenario = world.scenario
+        self.manager = CacheManager(
+            num_blocks=scenario.num_blocks,
+            block_tokens=scenario.block_tokens,
+            epoch=1,
+            name_bits=scenario.name_bits,
+            fail_allocation=scenario.fail_allocation,
+            on_free=world.memory.freed,
+        )
+        self.streams: dict[int, Stream] = {}
+        self.dead: set[int] = set()
+        self.quarantined: dict[SessionId, tuple[str, int]] = {}
+        self.admitted = 0
+        self.kernel.after(MILLISECOND, self._tick)
+
+    def receive(self, link: Link, message: Any) -> None:
+        """Something came on a stream."""
+        stream = self.streams.setdefault(link.number, Stream(link, heard=self.kernel.now))
+        if stream.is_broken:
+            return
+        if isinstance(message, End):
+            self._broken(stream)
+            return
+        if message.sequence <= stream.last_sequence:
+            self._say(f"refuses a repeated message of session {stream.session}")
+            self._close(stream)
+            return
+        stream.last_sequence = message.sequence
+        stream.heard = self.kernel.now
+        try:
+            result = self._run(stream, message.operation)
+        except TesseraError as error:
+            result = error
+            self._say(f"refuses: {error.reason}")
+        self.world.check()
+        stream.link.down.send(messages.Answer(message.sequence, result, self.manager.revision))
+        if self.kernel.chance(self.world.duplicates):
+            self._say(f"hears a message of session {stream.session} twice")
+            self.kernel.after(self.kernel.between(1, 500), self.receive, link, message)
+
+    def _say(self, what: str) -> None:
+        self.kernel.say(f"daemon {what}")
+
+    def _run(self, stream: Stream, operation: Any) -> Any:
+        if isinstance(operation, messages.Attach):
+            return self._attach(stream, operation)
+        if stream.session is None:
+            raise FailedPrecondition("the first operation of a stream is attach", reason="NOT_ATTACHED")
+        stream.last_operation = operation
+        return self.perform(stream.session, operation, stream)
+
+    def perform(self, session: SessionId, operation: Any, stream: Stream | None) -> Any:
+        """One operation of a session, straight on the manager."""
+        manager, now_ns = self.manager, self.kernel.now_ns
+        match operation:
+            case messages.Acquire(request, sample, tokens, resumed):
+                return self._acquire(session, request, sample, tokens, resumed, stream)
+            case messages.Report(sequences, returned, wanted, applied):
+                self._say(f"session {session} reports {self._described(operation)}")
+                done = manager.report(
+                    session, sequences, returned=np.array(returned, np.int32), wanted=wanted,
+                    applied_revision=applied, now_ns=now_ns,
+                )  # fmt: skip
+                if stream is not None:
+                    stream.is_reclaiming = False
+                self._say(
+                    f"grants {done.credit.tolist()}"
+                    + "".join(f", replaces {r.lease_id}@{r.first_index}: {r.blocks.tolist()}" for r in done.replacements)
+                    + "".join(f", refuses {r.lease_id}: {r.error.reason}" for r in done.refusals)
+                )
+                if len(done.credit) < wanted:
+                    self._reclaim(session, wanted - len(done.credit), from_asking=False)
+                return done
+            case messages.Fork(lease, samples, num_tokens):
+                made = manager.fork(session, lease, samples, num_tokens, now_ns)
+                self._say(f"forks {lease} at {num_tokens}: {[(b.lease_id, b.blocks.tolist()) for b in made]}")
+                return made
+            case messages.Rollback(lease, num_tokens):
+                plan = manager.rollback(session, lease, num_tokens, now_ns)
+                self._say(f"rolls {lease} back to {num_tokens}: {plan}")
+                return plan
+            case messages.MakeWritable(lease):
+                return manager.make_writable(session, lease, now_ns)
+            case _:
+                return None
+
+    def _acquire(
+        self, session: SessionId, request: Any, sample: int, tokens: tuple[int, ...], resumed: bool, stream: Stream | None
+    ) -> Any:
+        packed = pack_tokens(np.array(tokens, np.int32))
+        try:
+            answer = self.manager.acquire(
+                session, tenant=request.tenant, root=request.root, tokens=packed,
+                request_id=f"r{request.number}", sample=sample, no_read=request.no_read, no_store=request.no_store,
+                resumed=resumed, priority=request.cache_priority, now_ns=self.kernel.now_ns,
+            )  # fmt: skip
+        except ResourceExhausted as error:
+            if error.needed <= error.usable and not self.world.scenario.fail_allocation:
+                raise Violation(f"{error.needed} blocks were refused while {error.usable} could be had") from None
+            if error.reason == "POOL_FULL":
+                self._reclaim(session, error.needed - error.usable, from_asking=True)
+            raise
+        self.admitted += not resumed
+        self._say(
+            f"session {session} leases {answer.lease_id} for r{request.number}.{sample} of {request.tenant}: "
+            f"{answer.blocks.tolist()}, {answer.cached_tokens} of {len(tokens)} cached, copy {answer.copy}"
+        )
+        return answer
+
+    def _described(self, report: messages.Report) -> str:
+        parts = [
+            f"{item.lease_id}:{item.sealed_tokens}{'c' * item.copied}{'r' * item.release}+{item.taken_blocks.tolist()}"
+            for item in report.sequences
+        ]
+        return f"{' '.join(parts)} back {list(report.returned)} wants {report.wanted} has {report.applied_revision}"
+
+    def _reclaim(self, asking: SessionId, missing: int, *, from_asking: bool) -> None:
+        views = self.manager.list_sessions(limit=100).items
+        by_session = {stream.session: stream for stream in self.streams.values()}
+        for view in sorted(views, key=lambda item: (item.session == asking, -item.credit_blocks)):
+            stream = by_session.get(view.session)
+            if missing <= 0 or (view.session == asking and not from_asking):
+                return
+            if stream is None or not view.credit_blocks:
+                continue
+            if not stream.is_reclaiming and not stream.is_broken:
+                stream.is_reclaiming = True
+                stream.link.down.send(messages.Reclaim(min(missing, view.credit_blocks)))
+            missing -= view.credit_blocks
+
+    # ---- sessions
+
+    def _attach(self, stream: Stream, operation: messages.Attach) -> messages.Attached:
+        for session, (decoder, process_id) in list(self.quarantined.items()):
+            if (decoder, process_id) == (operation.decoder, operation.process_id):
+                self._release_quarantine(session)
+        for other in list(self.streams.values()):
+            if other.session is not None and other.process_id == operation.process_id:
+                other.is_superseded = True
+                if other.is_broken:
+                    self._end(other)
+        stream.session = self.manager.attach(
+            decoder_name=operation.decoder, process_id=operation.process_id, now_ns=self.kernel.now_ns
+        )
+        stream.decoder, stream.process_id = operation.decoder, operation.process_id
+        self._say(f"attaches {operation.decoder} as session {stream.session}")
+        return messages.Attached(stream.session, self.world.scenario.num_blocks)
+
+    def _close(self, stream: Stream) -> None:
+        """The daemon ends a stream."""
+        stream.link.down.close(0, lose=False)
+        stream.link.up.silence()
+        self._broken(stream)
+
+    def _broken(self, stream: Stream) -> None:
+        stream.is_broken = True
+        if stream.session is None:
+            del self.streams[stream.link.number]
+        elif stream.is_superseded or stream.process_id in self.dead:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """The session of a stream is over."""
+        session = stream.session
+        assert session is not None
+        del self.streams[stream.link.number]
+        safe = stream.is_superseded or stream.process_id in self.dead
+        outcome = self.manager.detach(session, process_dead=safe, now_ns=self.kernel.now_ns)
+        self._say(f"ends session {session}, {'safe' if safe else 'not safe'}: {outcome}")
+        if not safe:
+            self.quarantined[session] = (stream.decoder, stream.process_id)
+        self.world.check()
+        if stream.last_operation is not None and self.world.scenario.faults & {DUPLICATE, REORDER}:
+            self.kernel.after(self.kernel.between(10, 5000), self._late, session, stream.last_operation)
+
+    def _late(self, session: SessionId, operation: Any) -> None:
+        """An operation of a session that is over comes out of nowhere: it is refused and changes nothing."""
+        if isinstance(operation, messages.Heartbeat):
+            return
+        before = self.manager.snapshot()
+        try:
+            self.perform(session, operation, None)
+        except (FailedPrecondition, InvalidArgument):
+            if self.manager.snapshot() != before:
+                raise Violation("a refused operation changed something") from None
+            self._say(f"refuses a late message of session {session}")
+        else:
+            raise Violation(f"session {session} is over, and an operation of it was taken")
+        self.world.check()
+
+    def process_ended(self, process_id: int) -> None:
+        """A decoder's process is known to be dead."""
+        self.dead.add(process_id)
+        for stream in [item for item in self.streams.values() if item.process_id == process_id]:
+            stream.is_broken = True
+            stream.link.up.silence()
+            self._end(stream)
+        for session, (_, owner) in list(self.quarantined.items()):
+            if owner == process_id:
+                self._release_quarantine(session)
+
+    def _release_quarantine(self, session: SessionId) -> None:
+        del self.quarantined[session]
+        self._say(f"ends the quarantine of session {session}: {self.manager.process_gone(session)} blocks")
+        self.world.check()
+
+    def _tick(self) -> None:
+        self.kernel.after(MILLISECOND, self._tick)
+        self.manager.tick(self.kernel.now_ns)
+        for stream in list(self.streams.values()):
+            if stream.session is not None and self.kernel.now - stream.heard >= LEASE:
+                self._say(f"has not heard of session {stream.session} for its whole lease")
+                if not stream.is_broken:
+                    stream.link.down.close(0, lose=False)
+                    stream.link.up.silence()
+                self._end(stream)
+
+    def is_lease(self, session: SessionId | None, lease: LeaseId | None) -> bool:
+        """Whether a session has that lease in truth."""
+        books = self.manager._state.book.sessions
+        return session in books and lease in books[session].leases  # type: ignore[index]
+
+    def operate(self) -> None:
+        """An operator does something."""
+        kernel, manager = self.kernel, self.manager
+        tenant = TenantId(f"tenant-{kernel.between(1, self.world.scenario.num_tenants)}")
+        which = kernel.between(0, 3)
+        if which == 0:
+            self._say(f"drops {manager.evict(num_blocks=kernel.between(1, 6))} cached blocks")
+        elif which == 1:
+            self._say(f"drops {manager.evict(tenant=tenant)} cached blocks of {tenant}")
+        elif which == 2:
+            self._say(f"purges {manager.purge(tenant)} blocks of {tenant}")
+            if manager.list_prefixes(tenant=tenant).items:
+                raise Violation("a purged tenant has prefixes")
+        else:
+            try:
+                self._say(f"drops everything: {manager.evict(everything=True)}")
+            except FailedPrecondition:
+                self._say("refuses to drop everything while blocks are in use")
+        self.world.check()

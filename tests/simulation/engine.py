@@ -1,0 +1,373 @@
+"""The step loop of a simulated decoder: copies, chunks, decodes, drafts, seals, credit, forks, preemption.
+
+It keeps the protocol of `decoder/`: nothing is written but under a lease or credit, copies run before their targets are
+touched, a step's news is told after the step alone, a release ends all use of a lease. It reads back what it attends to
+and gives a token out only while its own clock says that its session cannot be over. Called by `decoder.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from cachemgr.ids import LeaseId
+from cachemgr.results import Acquired, Branch, CopyPlan, Reported
+from common.errors import ResourceExhausted, TesseraError
+from tests.simulation import messages
+from tests.simulation.kernel import Violation
+from tests.simulation.sequences import ACQUIRING, FINISHED, HELD_UP, RUNNING, WAITING, Sequence
+from tests.simulation.workload import Request, next_token
+
+if TYPE_CHECKING:
+    from tests.simulation.decoder import SimDecoder
+
+HOLD_STEPS = 8
+AHEAD_TOKENS = 3
+
+
+class Engine:
+    """All sequences of one decoder process."""
+
+    def __init__(self, process: SimDecoder) -> None:
+        self.process = process
+        self.world = process.world
+        self.kernel = process.world.kernel
+        self.scenario = process.world.scenario
+        self.size = self.scenario.block_tokens
+        self.sequences: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.acquiring: deque[Sequence] = deque()
+        self.forget_session()
+
+    def forget_session(self) -> None:
+        """Nothing that was held or asked for holds any more."""
+        self.credit: list[int] = []
+        self.copies: list[Sequence] = []
+        self.released: list[Any] = []
+        self.asked = False
+        self.refused = False
+        self.is_full = False
+        self.reclaim = 0
+        self.hold = 0
+        self.applied = 0
+        self.acknowledge = False
+
+    # ---- requests
+
+    def submit(self, request: Request) -> None:
+        """Queues what is missing of a request."""
+        open_samples = [n for n in range(request.samples) if len(request.outputs.get(n, ())) < request.max_tokens]
+        started = any(request.outputs.values()) or request.counted
+        self.process.arrivals += 1
+        for sample in open_samples if started else open_samples[:1]:
+            tokens = [*request.prompt, *request.outputs.get(sample, ())]
+            sequence = Sequence(request, sample, self.process.arrivals, tokens)
+            sequence.to_fork = () if started else tuple(open_samples[1:])
+            self.sequences.append(sequence)
+            self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.state = WAITING
+        insort(self.waiting, sequence, key=lambda item: item.rank)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence is over, whatever its state."""
+        if sequence.state == WAITING:
+            self.waiting.remove(sequence)
+        elif sequence in self.running:
+            self._release(sequence)
+            self.hold = 0
+        sequence.state = FINISHED
+        self.sequences.remove(sequence)
+
+    def end_request(self, request: Request, how: str) -> None:
+        """Every sequence of a request is over."""
+        for sequence in [item for item in self.sequences if item.request is request]:
+            self.leave(sequence)
+        self.world.request_ended(request, how)
+
+    def requeue_all(self) -> None:
+        """The session is gone: what was running starts again from its tokens."""
+        self.acquiring.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.forget_session()
+        for sequence in self.sequences:
+            sequence.let_go()
+            self._wait(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        if sequence.lease is not None:
+            self.released.append(sequence.news(release=True))
+        sequence.let_go()
+        self.is_full = self.refused = False
+
+    # ---- answers
+
+    def acquired(self, answer: Acquired | TesseraError) -> None:
+        """The oldest acquire was answered."""
+        sequence = self.acquiring.popleft()
+        if isinstance(answer, TesseraError):
+            if sequence.state == FINISHED:
+                return
+            if isinstance(answer, ResourceExhausted) and answer.reason == "POOL_FULL":
+                self.is_full = True
+                self._wait(sequence)
+            else:
+                self.end_request(sequence.request, f"refused: {answer.reason}")
+            return
+        if answer.cached_tokens > len(sequence.tokens) - 1:
+            raise Violation(f"{sequence.name}: {answer.cached_tokens} of {len(sequence.tokens)} tokens are cached")
+        if len(answer.blocks) != -(-len(sequence.tokens) // self.size):
+            raise Violation(f"{sequence.name}: {len(answer.blocks)} blocks for {len(sequence.tokens)} tokens")
+        if sequence.state == FINISHED:
+            self.released.append(messages.SequenceReport(answer.lease_id, release=True))
+            return
+        table = answer.blocks.tolist()
+        sequence.hold(answer.lease_id, table, answer.cached_tokens, len(sequence.tokens), answer.copy)
+        self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        insort(self.running, sequence, key=lambda item: item.rank)
+        sequence.know()
+        if sequence.copy is not None:
+            self.copies.append(sequence)
+
+    def forked(self, branches: list[Sequence], answer: list[Branch] | TesseraError) -> None:
+        """A fork was answered: a lease for each branch, or none at all."""
+        if isinstance(answer, TesseraError):
+            raise Violation(f"a fork was refused: {answer.message}")
+        for place, branch in enumerate(branches):
+            if not answer:
+                if branch.state != FINISHED:
+                    self._wait(branch)
+                continue
+            made = answer[place]
+            if branch.state == FINISHED:
+                self.released.append(messages.SequenceReport(made.lease_id, release=True))
+                continue
+            shared = len(branch.request.prompt)
+            branch.hold(made.lease_id, made.blocks.tolist(), shared, shared, made.copy)
+            self._run(branch)
+
+    def rolled_back(self, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None) -> None:
+        """A rollback or a copy-on-write was answered."""
+        if sequence.lease != lease or sequence.state != HELD_UP:
+            return
+        if isinstance(answer, ResourceExhausted):
+            self._give_way(sequence)
+            return
+        if isinstance(answer, TesseraError):
+            raise Violation(f"{sequence.name}: a rollback was refused: {answer.message}")
+        sequence.state = RUNNING
+        sequence.table = sequence.table[: -(-kept // self.size)]
+        if answer is not None:
+            sequence.table[kept // self.size] = answer.target
+            sequence.copy = answer
+            self.copies.append(sequence)
+        elif self.kernel.chance(0.3):
+            self.process.ask(messages.MakeWritable(lease), (sequence, lease, kept))
+            sequence.state = HELD_UP
+
+    def reported(self, wanted: int, answer: Reported | TesseraError) -> None:
+        """A report was answered."""
+        if isinstance(answer, TesseraError):
+            raise Violation(f"a report was refused: {answer.message}")
+        for item in answer.replacements:
+            for sequence in self.running:
+                if sequence.lease == item.lease_id:
+                    sequence.table[item.first_index : item.first_index + len(item.blocks)] = item.blocks.tolist()
+        for refusal in answer.refusals:
+            for sequence in [item for item in self.running if item.lease == refusal.lease_id]:
+                if not self.world.lied(refusal.lease_id):
+                    raise Violation(f"{sequence.name}: an honest report was refused: {refusal.error.message}")
+                sequence.lease = None
+                self.end_request(sequence.request, "failed: the decoder lied")
+        self.credit += answer.credit.tolist()
+        if wanted:
+            self.asked = False
+            self.refused = len(answer.credit) < wanted
+        self.applied = max(self.applied, answer.revision)
+        self.acknowledge |= bool(answer.replacements or answer.refusals)
+
+    # ---- one step
+
+    def run_copies(self) -> None:
+        """Runs the copies of leases that have just come."""
+        for sequence in self.copies:
+            plan = sequence.copy
+            if sequence not in self.running or plan is None:
+                continue
+            self.world.copy(self.process, sequence, plan)
+            sequence.copy, sequence.copied = None, True
+        self.copies = []
+
+    def plan(self) -> list[tuple[Sequence, int]]:
+        """Chooses what the next step computes, and tells the daemon."""
+        self.hold = max(0, self.hold - 1)
+        work: list[tuple[Sequence, int]] = []
+        in_need = False
+        for sequence in list(self.running):
+            if sequence.state != RUNNING or sequence.remaining != 1 or sequence.generated < 1:
+                continue
+            if sequence.request.drafts and self.kernel.chance(0.5):
+                self._draft(sequence)
+            if len(sequence.tokens) - sequence.drafts > self.scenario.num_blocks * self.size:
+                self.end_request(sequence.request, "refused: EXCEEDS_POOL")
+                continue
+            if self._cover(sequence):
+                work.append((sequence, sequence.remaining))
+                continue
+            in_need = True
+            if self.refused and not self.asked:
+                self._give_way(self.running[-1])
+                work = [item for item in work if item[0] in self.running]
+                break
+        budget = self.scenario.chunk_tokens
+        for sequence in self.running:
+            if sequence.state == RUNNING and (sequence.remaining > 1 or sequence.generated < 1) and budget:
+                if any(item[0] is sequence for item in work):
+                    continue
+                count = min(sequence.remaining, budget)
+                budget -= count
+                work.append((sequence, count))
+        self.report(in_need=in_need)
+        self._admit()
+        return work
+
+    def _draft(self, sequence: Sequence) -> None:
+        end = len(sequence.request.prompt) + sequence.request.max_tokens
+        for _ in range(min(3, end - len(sequence.tokens))):
+            right = next_token(sequence.cells[-1], sequence.sample)
+            sequence.tokens.append(right if self.kernel.chance(0.6) else (right + 1) % 3)
+            sequence.drafts += 1
+            sequence.know()
+
+    def _cover(self, sequence: Sequence) -> bool:
+        """Makes the table reach the tokens to compute; drafts that have no room are dropped."""
+        while len(sequence.table) * self.size < len(sequence.tokens):
+            if self.credit:
+                block = self.credit.pop()
+                sequence.table.append(block)
+                sequence.taken.append(block)
+            elif sequence.drafts:
+                sequence.cut(len(sequence.tokens) - 1)
+                sequence.drafts -= 1
+            else:
+                return False
+        return True
+
+    def _give_way(self, sequence: Sequence) -> None:
+        self.process.say(f"preempts {sequence.name}")
+        self._release(sequence)
+        self._wait(sequence)
+        self.hold = HOLD_STEPS
+
+    def report(self, *, in_need: bool = False) -> None:
+        """Tells the daemon what there is to tell, if there is anything."""
+        need = 0
+        for sequence in self.running:
+            last = len(sequence.request.prompt) + sequence.request.max_tokens - 1
+            ahead = min(len(sequence.tokens) + AHEAD_TOKENS, last)
+            need += max(0, -(-ahead // self.size) - len(sequence.table))
+        count = len(self.credit) if not need else min(self.reclaim, len(self.credit))
+        self.reclaim = 0
+        returned = tuple(self.credit[len(self.credit) - count :])
+        del self.credit[len(self.credit) - count :]
+        wanted = 0 if self.asked or count or (self.refused and not in_need) else max(0, need - len(self.credit))
+        news = [item.news() for item in self.running if item.has_news(self.size)] + self.released
+        if not (news or returned or wanted or self.acknowledge):
+            return
+        self.released = []
+        self.acknowledge = False
+        self.asked |= wanted > 0
+        self.process.ask(messages.Report(tuple(news), returned, wanted, self.applied), wanted)
+        if returned:
+            self.is_full = False
+
+    def _admit(self) -> None:
+        while self.waiting and not self.hold and not self.is_full and len(self.acquiring) < 2:
+            if len(self.running) + len(self.acquiring) >= self.scenario.max_batch:
+                return
+            if self.released:
+                self.report()
+            sequence = self.waiting.pop(0)
+            sequence.state = ACQUIRING
+            self.acquiring.append(sequence)
+            resumed, sequence.request.counted = sequence.request.counted, True
+            self.process.ask(
+                messages.Acquire(sequence.request, sequence.sample, tuple(sequence.tokens), resumed), sequence
+            )
+
+    def finish(self, work: list[tuple[Sequence, int]]) -> None:
+        """The step has run: everything is read and written; tokens are given out if that may still be."""
+        good = self.process.is_good
+        for sequence, count in work:
+            if good:
+                self.world.read(self.process, sequence)
+            self.world.write(self.process, sequence, count)
+            sequence.computed += count
+        if not good:
+            self.process.lose("its own clock says that the session may be over")
+            return
+        for sequence, _ in work:
+            if sequence.state == RUNNING and not sequence.remaining:
+                self._draw(sequence)
+
+    def _draw(self, sequence: Sequence) -> None:
+        drafts, sequence.drafts = sequence.drafts, 0
+        place = len(sequence.tokens) - drafts
+        for _ in range(drafts):
+            if sequence.tokens[place] != next_token(sequence.cells[place - 1], sequence.sample):
+                break
+            if not self._give_out(sequence, sequence.tokens[place]):
+                return
+            place += 1
+        token = next_token(sequence.cells[place - 1], sequence.sample)
+        cut = place < len(sequence.tokens)
+        if cut and self.kernel.chance(0.5):
+            self._tell_all(sequence)
+            self.process.ask(messages.Rollback(sequence.lease, place), (sequence, sequence.lease, place))  # type: ignore[arg-type]
+            sequence.state = HELD_UP
+        sequence.cut(place)
+        if sequence.to_fork:
+            self._fork(sequence)
+        if not self._give_out(sequence, token):
+            return
+        sequence.tokens.append(token)
+        sequence.know()
+
+    def _tell_all(self, sequence: Sequence) -> None:
+        self.report()
+        if sequence.reported_sealed < sequence.computed:
+            self.process.ask(messages.Report((sequence.news(),), (), 0, self.applied), 0)
+
+    def _give_out(self, sequence: Sequence, token: int) -> bool:
+        """A token goes to the client; False where it was the last one of the sequence."""
+        if self.world.gave_out(sequence.request, sequence.sample, token):
+            return True
+        self.leave(sequence)
+        self.world.sample_ended(sequence.request)
+        return False
+
+    def _fork(self, trunk: Sequence) -> None:
+        branches = []
+        samples, trunk.to_fork = trunk.to_fork, ()
+        shared = len(trunk.request.prompt)
+        for sample in samples:
+            branch = Sequence(trunk.request, sample, trunk.arrival, [*trunk.request.prompt])
+            branch.cells = trunk.cells[:shared]
+            token = next_token(branch.cells[-1], sample)
+            self.sequences.append(branch)
+            branch.state = ACQUIRING
+            if self._give_out(branch, token):
+                branch.tokens.append(token)
+                branches.append(branch)
+        if not branches:
+            return
+        self._tell_all(trunk)
+        asked = messages.Fork(trunk.lease, tuple(branch.sample for branch in branches), shared)  # type: ignore[arg-type]
+        self.process.ask(asked, branches)

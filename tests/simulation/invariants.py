@@ -1,0 +1,126 @@
+"""What must hold after every step of the manager, and when everything has ended.
+
+Numbers are those of the design's list. 1, 2, 4, 6 are recounted by `check_integrity`; the others are seen from outside:
+by the shadow memory, the decoders and the clients. It reads the manager's structures and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cachemgr.blocks import BlockState
+from cachemgr.ids import NodeId
+from common.tokens import unpack_tokens
+from tests.simulation.kernel import Violation
+from tests.simulation.memory import cells_of, root_cell
+
+if TYPE_CHECKING:
+    from tests.simulation.decoder import SimDecoder
+    from tests.simulation.sequences import Sequence
+    from tests.simulation.world import World
+
+ACTIVE, QUARANTINED = int(BlockState.ACTIVE), int(BlockState.QUARANTINED)
+
+
+class Invariants:
+    """The judge of one run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._published = np.zeros(world.scenario.num_blocks + 1, np.int64)
+
+    @property
+    def _state(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return self._world.daemon.manager._state
+
+    def after_step(self) -> None:
+        """Invariants 1 to 7."""
+        found = self._world.daemon.manager.check_integrity()
+        if found:
+            raise Violation("; ".join(found))
+        self._check_published()
+        counters = self._state.counters
+        if counters.hits + counters.misses != self._world.daemon.admitted:
+            raise Violation(f"{self._world.daemon.admitted} admissions were counted {counters.hits + counters.misses} times")
+
+    def _check_published(self) -> None:
+        """5: what the index lists is written, by its owner, and is what the index says."""
+        state, memory = self._state, self._world.memory
+        pool, forest = state.pool, state.index.forest
+        now = np.where(pool.published, pool.generation + 1, 0)
+        for block in np.flatnonzero((now != self._published) & pool.published).tolist():
+            node = forest.nodes[NodeId(int(forest.node_of[block]))]
+            path, step = [], node
+            while step.parent is not None:
+                path.append(step.edge)
+                step = step.parent
+            tokens = unpack_tokens(b"".join(reversed(path))).tolist()
+            owner = int(state.tenant_names[node.tree.owner].rpartition("-")[2])
+            cells = cells_of(root_cell(owner, node.tree.root_key), tokens)
+            start = int(forest.position[block]) * state.block_tokens
+            cells = cells[start : start + state.block_tokens]
+            if memory.blocks[block][: len(cells)] != cells:
+                raise Violation(f"block {block} is published and does not hold what the index says")
+        self._published = now
+
+    def may_write(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
+        """3, and fencing: a block is written by one who holds it alone, or lies in the quarantine of the writer."""
+        pool, book = self._state.pool, self._state.book
+        who = f"{process.name} for {sequence.name}"
+        state = int(pool.state[block])
+        if pool.published[block] or state not in (ACTIVE, QUARANTINED):
+            raise Violation(f"{who} writes block {block}, which is {BlockState(state).name}")
+        session = book.sessions.get(process.session)
+        if state == QUARANTINED:
+            if process.session in book.quarantine and block in book.quarantine[process.session]:
+                return
+            raise Violation(f"{who} writes block {block}, which is in the quarantine of another")
+        if session is None:
+            raise Violation(f"{who} writes block {block} of a session that is over")
+        lease = session.leases.get(sequence.lease)
+        tables = [item for item in book.leases.values() if block in item.blocks]
+        own = lease is not None and tables == [lease]
+        deferred = any(block in item.blocks for item in session.deferred)
+        if not (own or (not tables and (block in session.credit or deferred))):
+            raise Violation(f"{who} writes block {block}, which it does not hold alone")
+
+    # ---- the end
+
+    def is_drained(self) -> bool:
+        """10: no lease, nothing active, nothing in quarantine."""
+        shot = self._world.daemon.manager.snapshot()
+        return shot.leases == shot.active_blocks == shot.quarantined_blocks == 0
+
+    def say_what_is_left(self) -> None:
+        """Raises."""
+        shot = self._world.daemon.manager.snapshot()
+        raise Violation(
+            f"after draining: {shot.leases} leases, {shot.active_blocks} active, {shot.quarantined_blocks} in quarantine"
+        )
+
+    def at_end(self) -> None:
+        """9 and 10, and that every answer was the one of a node that serves nothing else."""
+        world = self._world
+        self.after_step()
+        for request in world.workload.requests:
+            if request.ended == "complete":
+                for sample in range(request.samples):
+                    if request.outputs[sample] != request.solo(sample):
+                        raise Violation(f"r{request.number}.{sample} is not what it is alone")
+            elif request.ended.startswith("refused"):
+                most = max(len(request.prompt) + request.max_tokens, 0)
+                if most <= world.scenario.num_blocks * world.scenario.block_tokens:
+                    raise Violation(f"r{request.number} was {request.ended}, and would have fitted")
+            elif request.ended not in ("cancelled", "failed: the decoder lied"):
+                raise Violation(f"r{request.number} ended: {request.ended}")
+        manager = world.daemon.manager
+        pages = (manager.list_blocks, manager.list_prefixes, manager.list_leases, manager.list_sessions)
+        for page in pages:
+            page(limit=1000)
+        manager.evict(everything=True)
+        self.after_step()
+        shot = manager.snapshot()
+        if shot.free_blocks != shot.total_blocks or self._state.index.forest.trees:
+            raise Violation(f"an empty cache has {shot.free_blocks} of {shot.total_blocks} blocks free")

@@ -1,0 +1,91 @@
+"""The shadow memory: what every slot of every block holds, whatever the cache manager believes.
+
+A cell names everything that the keys and values of a token depend on: the owner, the root of its tree, and all tokens up
+to it. So a wrong share, a stale block, a lost copy or a block that was freed too early is seen as a wrong cell by whoever
+reads it. 0 is a zeroed slot, a negative cell is one whose block was freed since. Called by the simulated decoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cachemgr.ids import BlockRun
+from tests.simulation.kernel import Violation
+
+_OWNER_BITS = 6
+_MASK = (1 << 58) - 1
+
+
+def root_cell(owner: int, root: bytes) -> int:
+    """What stands before the first token of a root of `owner` (1..63)."""
+    return extend(int.from_bytes(root[:7], "little") << _OWNER_BITS | owner, -1)
+
+
+def extend(cell: int, token: int) -> int:
+    """The cell of `token` after `cell`."""
+    mixed = ((cell >> _OWNER_BITS) * 6364136223846793005 + 2 * token + 1442695040888963407) & _MASK
+    return (mixed ^ mixed >> 31) << _OWNER_BITS | cell & (1 << _OWNER_BITS) - 1
+
+
+def cells_of(cell: int, tokens: Iterable[int]) -> list[int]:
+    """The cells of `tokens` after `cell`."""
+    cells = []
+    for token in tokens:
+        cell = extend(cell, token)
+        cells.append(cell)
+    return cells
+
+
+def owner_of(cell: int) -> int:
+    """Whose content a cell is, freed or not; 0 for a zeroed slot."""
+    return abs(cell) & (1 << _OWNER_BITS) - 1
+
+
+class Memory:
+    """Blocks 1..num_blocks of `block_tokens` slots."""
+
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.blocks: list[list[int]] = [[0] * block_tokens for _ in range(num_blocks + 1)]
+
+    def freed(self, blocks: BlockRun) -> None:
+        """The manager has freed these: their content is nobody's from now on."""
+        for block in blocks.tolist():
+            self.blocks[block] = [-abs(cell) for cell in self.blocks[block]]
+
+    def read(self, table: Sequence[int], cells: Sequence[int], end: int, who: str) -> None:
+        """Reads the first `end` tokens through a table; raises Violation unless they are `cells`."""
+        size, blocks = self.block_tokens, self.blocks
+        for start in range(0, end, size):
+            count = min(size, end - start)
+            found = blocks[table[start // size]]
+            if found[:count] != cells[start : start + count]:
+                slot = next(slot for slot in range(count) if found[slot] != cells[start + slot])
+                raise Violation(
+                    f"{who} reads wrong content at token {start + slot}, block {table[start // size]}: "
+                    f"{self._describe(found[slot], cells[start + slot])}"
+                )
+
+    def write(self, block: int, slot: int, cell: int) -> None:
+        """Writes one slot."""
+        self.blocks[block][slot] = cell
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """The first `count` slots of `source` go to `target`."""
+        self.blocks[target][:count] = self.blocks[source][:count]
+
+    def scrub(self, blocks: Iterable[int]) -> None:
+        """Zeroes blocks."""
+        for block in blocks:
+            self.blocks[block] = [0] * self.block_tokens
+
+    def strangers(self, block: int, owner: int) -> set[int]:
+        """Other owners whose content is in a block."""
+        return {owner_of(cell) for cell in self.blocks[block]} - {0, owner}
+
+    @staticmethod
+    def _describe(found: int, wanted: int) -> str:
+        if not found:
+            return "never written"
+        state = "freed content" if found < 0 else "content"
+        return f"{state} of owner {owner_of(found)}, wanted is owner {owner_of(wanted)}'s"

@@ -1,0 +1,102 @@
+"""What decoders say to the daemon and what comes back: the operations of `tessera.cache.v1` without protobuf.
+
+Frozen values, no behaviour. A request carries the number that its answer repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cachemgr.ids import LeaseId, SessionId
+from cachemgr.results import SequenceReport
+from tests.simulation.workload import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First on a stream."""
+
+    decoder: str
+    process_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lease the blocks of a sequence."""
+
+    request: Request
+    sample: int
+    tokens: tuple[int, ...]
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One step's news."""
+
+    sequences: tuple[SequenceReport, ...]
+    returned: tuple[int, ...]
+    wanted: int
+    applied_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Branches of a lease."""
+
+    lease: LeaseId
+    samples: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Cut a lease back."""
+
+    lease: LeaseId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeWritable:
+    """A block of its own for the next token."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Alive, and nothing to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request on a stream."""
+
+    sequence: int
+    operation: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to request `sequence`: what the manager returned, or the error it raised."""
+
+    sequence: int
+    result: Any
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The answer to an attach."""
+
+    session: SessionId
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """A push: give unused credit back."""
+
+    num_blocks: int

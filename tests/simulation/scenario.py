@@ -1,0 +1,85 @@
+"""What one seed is about: sizes of the node, how much is asked, and which faults strike.
+
+Every fault kind has seeds of its own, so that it is shown one by one; other seeds mix them, some have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.simulation.kernel import MILLISECOND, Kernel
+
+DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION = (
+    "drop", "delay", "duplicate", "reorder", "crash", "stop", "partition",
+)  # fmt: skip
+ALLOCATION, OPERATOR, CANCEL, LIE = "allocation", "operator", "cancel", "lie"
+KINDS = (DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION, ALLOCATION, OPERATOR, CANCEL, LIE)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The numbers of one run; times in microseconds."""
+
+    seed: int
+    faults: frozenset[str]
+    num_blocks: int
+    block_tokens: int
+    num_decoders: int
+    num_tenants: int
+    shared_roots: bool
+    document_blocks: int
+    num_requests: int
+    max_tokens: int
+    max_batch: int
+    chunk_tokens: int
+    latency: int
+    fault_every: int
+    name_bits: int
+    fail_allocation: int
+    retry: bool
+
+    @property
+    def faults_until(self) -> int:
+        """When faults and new requests stop."""
+        return 60 * MILLISECOND
+
+    def describe(self) -> str:
+        """One line for the trace."""
+        return (
+            f"seed {self.seed}: {self.num_blocks} blocks of {self.block_tokens}, {self.num_decoders} decoders, "
+            f"{self.num_tenants} tenants, {self.num_requests} requests, faults: {', '.join(sorted(self.faults)) or 'none'}"
+        )
+
+
+def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -> Scenario:
+    """The scenario of a seed. `only` replaces its faults."""
+    which = seed % (len(KINDS) + 7)
+    if which < len(KINDS):
+        faults = frozenset((KINDS[which],))
+    elif which == len(KINDS):
+        faults = frozenset()
+    else:
+        faults = frozenset(kind for kind in KINDS if kernel.chance(0.5))
+    if only is not None:
+        faults = only
+    block_tokens = kernel.random.choice((1, 2, 4, 4))
+    num_blocks = kernel.between(8, 28)
+    return Scenario(
+        seed=seed,
+        faults=faults,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        num_decoders=kernel.between(1, 3),
+        num_tenants=kernel.between(1, 3),
+        shared_roots=kernel.chance(0.5),
+        document_blocks=kernel.between(2, 5),
+        num_requests=kernel.between(8, 14),
+        max_tokens=kernel.between(2, 3 * block_tokens + 2),
+        max_batch=kernel.between(2, 5),
+        chunk_tokens=kernel.between(1, 3) * max(2, block_tokens),
+        latency=kernel.random.choice((50, 300, 2000)),
+        fault_every=kernel.between(2, 8) * MILLISECOND,
+        name_bits=kernel.random.choice((128, 128, 1)),
+        fail_allocation=kernel.between(1, 30) if ALLOCATION in faults else 0,
+        retry=kernel.chance(0.5),
+    )

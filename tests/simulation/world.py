@@ -1,0 +1,170 @@
+"""One simulated node from its seed to its end: decoders, daemon, clients, faults, and the judgement.
+
+`run(seed)` returns the trace's digest or raises `Violation`. The run has two parts: faults and new requests until
+`faults_until`, then everything heals, and every accepted request must end and every block come back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cachemgr.ids import LeaseId
+from cachemgr.results import CopyPlan
+from tests.simulation import faults
+from tests.simulation.daemon import SimDaemon
+from tests.simulation.decoder import SimDecoder
+from tests.simulation.invariants import Invariants
+from tests.simulation.kernel import MILLISECOND, Kernel, Violation
+from tests.simulation.memory import Memory
+from tests.simulation.network import Link
+from tests.simulation.scenario import DUPLICATE, scenario_of
+from tests.simulation.sequences import Sequence
+from tests.simulation.workload import Request, Workload
+
+PATIENCE = 1500 * MILLISECOND
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int, *, only: frozenset[str] | None = None, echo: bool = False) -> None:
+        self.kernel = Kernel(seed, echo=echo)
+        self.scenario = scenario_of(self.kernel, seed, only)
+        self.kernel.say(self.scenario.describe())
+        self.memory = Memory(self.scenario.num_blocks, self.scenario.block_tokens)
+        self.workload = Workload(self.kernel, self.scenario)
+        self.open_requests: list[Request] = []
+        self.lies: set[LeaseId] = set()
+        self.duplicates = 0.02 if DUPLICATE in self.scenario.faults else 0.0
+        self._processes = 1000
+        self._links = 0
+        self.daemon = SimDaemon(self)
+        self.invariants = Invariants(self)
+        self.decoders = [SimDecoder(self, number) for number in range(self.scenario.num_decoders)]
+        self.kernel.after(0, self._arrive)
+        self.kernel.after(self.scenario.fault_every, faults.strike, self)
+
+    # ---- the run
+
+    def run(self) -> str:
+        """Runs to the end; returns the digest of the trace."""
+        kernel = self.kernel
+        while kernel.now < self.scenario.faults_until:
+            kernel.run_one()
+        kernel.say("faults stop")
+        self.duplicates = 0.0
+        faults.heal(self)
+        deadline = kernel.now + PATIENCE
+        while self.open_requests or len(self.workload.requests) < self.scenario.num_requests:
+            if kernel.now > deadline:
+                names = [f"r{request.number}" for request in self.open_requests]
+                raise Violation(f"liveness: {names} are not over long after the last fault")
+            kernel.run_one()
+        while not self.invariants.is_drained():
+            if kernel.now > deadline:
+                self.invariants.say_what_is_left()
+            kernel.run_one()
+        self.invariants.at_end()
+        return kernel.digest
+
+    def new_process(self) -> int:
+        """A process id that was never used."""
+        self._processes += 1
+        return self._processes
+
+    def open_link(self, decoder: SimDecoder) -> Link:
+        """A stream from a decoder to the daemon."""
+        self._links += 1
+        return Link(self.kernel, self._links, self.scenario.latency, self._to_daemon, decoder.receive)
+
+    def _to_daemon(self, link: Link, message: Any) -> None:
+        self.daemon.receive(link, message)
+
+    def check(self) -> None:
+        """After every step of the manager."""
+        self.invariants.after_step()
+
+    # ---- clients
+
+    def _arrive(self) -> None:
+        if len(self.workload.requests) >= self.scenario.num_requests:
+            return
+        request = self.workload.draw()
+        self.open_requests.append(request)
+        self.submit(request)
+        mean = self.scenario.faults_until // self.scenario.num_requests
+        self.kernel.after(self.kernel.between(0, 2 * mean), self._arrive)
+
+    def submit(self, request: Request) -> None:
+        """A gateway gives a request to a decoder that lives, now or soon."""
+        if request.ended:
+            return
+        alive = [decoder for decoder in self.decoders if decoder.alive]
+        if not alive:
+            self.kernel.after(MILLISECOND, self.submit, request)
+            return
+        request.decoder = self.kernel.random.choice(alive)
+        self.kernel.say(
+            f"gateway gives r{request.number} of {request.tenant} to {request.decoder.name}: {len(request.prompt)} "
+            f"tokens, {request.samples} samples of {request.max_tokens}"
+        )
+        request.decoder.receive(None, ("submit", request))
+
+    def gave_out(self, request: Request, sample: int, token: int) -> bool:
+        """A client gets a token; False where it was the last of its sample."""
+        tokens = request.outputs.setdefault(sample, [])
+        tokens.append(token)
+        if tokens != request.solo(sample)[: len(tokens)]:
+            raise Violation(f"r{request.number}.{sample}: a wrong token was given out")
+        return len(tokens) < request.max_tokens
+
+    def sample_ended(self, request: Request) -> None:
+        """One sample is complete; perhaps it was the last one."""
+        done = [tokens for tokens in request.outputs.values() if len(tokens) == request.max_tokens]
+        if len(done) == request.samples:
+            self.request_ended(request, "complete")
+
+    def request_ended(self, request: Request, how: str) -> None:
+        """A request is over for its client."""
+        if request.ended:
+            raise Violation(f"r{request.number} ended twice")
+        self.kernel.say(f"gateway r{request.number} ends: {how}")
+        request.ended = how
+        self.open_requests.remove(request)
+
+    def lied(self, lease: LeaseId) -> bool:
+        """Whether a report about this lease was made to lie."""
+        return lease in self.lies
+
+    # ---- the arena
+
+    def copy(self, process: SimDecoder, sequence: Sequence, plan: CopyPlan) -> None:
+        """A decoder runs a copy-on-write."""
+        self.invariants.may_write(process, sequence, plan.target)
+        self.memory.copy(plan.source, plan.target, plan.num_tokens)
+
+    def read(self, process: SimDecoder, sequence: Sequence) -> None:
+        """A decoder attends to everything that a sequence has computed."""
+        who = f"{process.name} for {sequence.name} of {sequence.request.tenant}"
+        self.memory.read(sequence.table, sequence.cells, sequence.computed, who)
+
+    def write(self, process: SimDecoder, sequence: Sequence, count: int) -> None:
+        """A decoder computes `count` more tokens of a sequence."""
+        size = self.scenario.block_tokens
+        last = 0
+        for position in range(sequence.computed, sequence.computed + count):
+            block = sequence.table[position // size]
+            if block != last:
+                self.invariants.may_write(process, sequence, block)
+                last = block
+            self.memory.write(block, position % size, sequence.cells[position])
+
+
+def run(seed: int, *, only: frozenset[str] | None = None, echo: bool = False) -> str:
+    """Runs one seed; returns the digest of its trace. Raises Violation, with the seed and the end of the trace."""
+    world = World(seed, only=only, echo=echo)
+    try:
+        return world.run()
+    except Exception as error:
+        tail = "\n".join(world.kernel.lines[-25:])
+        raise Violation(f"{error!r}\nat the end of this trace (replay: python -m tests.simulation --seed {seed} -v)\n{tail}") from error
