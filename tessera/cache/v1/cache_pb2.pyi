@@ -243,7 +243,7 @@ class AttachResponse(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., arena_token: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., resume_token: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., grace_seconds: _Optional[float] = ..., resumed: _Optional[bool] = ..., leases: _Optional[_Iterable[int]] = ..., arena_wanted: _Optional[bool] = ..., replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("grant", "key", "tokens", "request_id", "sample", "no_read", "no_store", "resumed", "priority", "prefix", "ttl_seconds", "may_wait", "base_handle", "base_tokens")
+    __slots__ = ("grant", "key", "tokens", "request_id", "sample", "no_read", "no_store", "resumed", "priority", "prefix", "ttl_seconds", "may_wait", "base_handle", "base_tokens", "will_keep")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class AcquireRequest(_message.Message):
     MAY_WAIT_FIELD_NUMBER: _ClassVar[int]
     BASE_HANDLE_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WILL_KEEP_FIELD_NUMBER: _ClassVar[int]
     grant: bytes
     key: _common_pb2.CacheKey
     tokens: bytes
@@ -272,7 +273,8 @@ class AcquireRequest(_message.Message):
     may_wait: bool
     base_handle: bytes
     base_tokens: int
-    def __init__(self, grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., tokens: _Optional[bytes] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_read: _Optional[bool] = ..., no_store: _Optional[bool] = ..., resumed: _Optional[bool] = ..., priority: _Optional[int] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ..., ttl_seconds: _Optional[float] = ..., may_wait: _Optional[bool] = ..., base_handle: _Optional[bytes] = ..., base_tokens: _Optional[int] = ...) -> None: ...
+    will_keep: bool
+    def __init__(self, grant: _Optional[bytes] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., tokens: _Optional[bytes] = ..., request_id: _Optional[str] = ..., sample: _Optional[int] = ..., no_read: _Optional[bool] = ..., no_store: _Optional[bool] = ..., resumed: _Optional[bool] = ..., priority: _Optional[int] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ..., ttl_seconds: _Optional[float] = ..., may_wait: _Optional[bool] = ..., base_handle: _Optional[bytes] = ..., base_tokens: _Optional[int] = ..., will_keep: _Optional[bool] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("wait_id", "resident_tokens", "coming_tokens")

@@ -48,12 +48,14 @@ class Submit(_message.Message):
     def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("request", "index")
+    __slots__ = ("request", "index", "finish")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
     request: int
     index: int
-    def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    finish: bool
+    def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class Consumed(_message.Message):
     __slots__ = ("request", "tokens")
