@@ -72,6 +72,15 @@ class AdmissionQueue:
             self._full_for = sequence
             self._out_of_turn = len(self.in_flight)
 
+    def recall(self) -> None:
+        """Nothing on its way will be answered: whoever has not ended waits again, at its rank."""
+        for sequence in self.in_flight:
+            if sequence.state is SequenceState.ACQUIRING:
+                self.add(sequence)
+        self.in_flight.clear()
+        self._full_for = None
+        self._out_of_turn = 0
+
     def retry(self) -> None:
         """There may be room again."""
         self._full_for = None

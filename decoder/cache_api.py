@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import TesseraError
+from decoder.holdings import Holdings
 from decoder.sequence import CopyPlan, IntArray, LeaseId, SequenceId
 
 Arena = NDArray[Any]  # float32 or uint16 [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim]
@@ -83,7 +84,12 @@ class AbortDone:
     found: bool
 
 
-Command = Acquire | Report | Fork | AbortDone
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Says that the decoder lives; the client sends it by itself when it has been silent for a while."""
+
+
+Command = Acquire | Report | Fork | AbortDone | Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,25 @@ class Lost:
 
     session: int
     error: TesseraError
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The stream broke, and a new one is being opened: `present` what is held now. The engine goes on with that, and
+    sends nothing before `Resumed`; what was sent last may not have arrived. May come again before it."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The session goes on with what was presented last. `leases` has the new lease of each old one that could be kept;
+    `replacements` name new leases and count as those of a report's answer of `revision`."""
+
+    session: int
+    leases: dict[LeaseId, LeaseId]
+    replacements: tuple[Replacement, ...]
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +206,8 @@ class CreditReclaimed:
     num_blocks: int
 
 
-Event = Attached | Lost | Acquired | AcquireRefused | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed
+SessionChange = Attached | Away | Resumed | Lost
+Event = SessionChange | Acquired | AcquireRefused | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed
 
 
 class CacheClient(Protocol):
@@ -195,6 +221,13 @@ class CacheClient(Protocol):
 
     def abandon(self, session: int) -> None:
         """End a session whose state cannot be trusted any more; `Lost` follows."""
+
+    def present(self, session: int, holdings: Holdings) -> None:
+        """Answers `Away`: what the engine holds of a session between two steps."""
+
+    def is_fenced(self, session: int) -> bool:
+        """Whether the session's leases may have run out, by the decoder's own clock: what was read since then may have
+        been somebody else's, so that nothing computed may be given out before an answer says otherwise."""
 
     def resume(self) -> None:
         """The engine has stopped writing to the lost arena: a new session may be opened."""

@@ -1,28 +1,24 @@
-"""The session with the cache manager over gRPC: commands out, events in, one stream at a time, attached anew when lost.
+"""The session with the cache manager over gRPC: commands out, events in; gone back to when its stream breaks, attached
+anew when it is over.
 
-Invariants: commands go out in the order of `send` and those of another session are dropped; an answer that is missing,
-out of order or late ends the session; a new one is opened only after the engine has let go of the old (`resume`). Runs
-on the IO event loop (`run`); the engine's thread calls the rest and never waits. The only module of the decoder that
-speaks `tessera.cache.v1`.
+Invariants: commands go out in the order of `send` and those of another session are dropped; a broken stream is followed
+by a resume of what the engine presents, and only where that is refused, or hopeless, by the end of the session; a new
+one is opened only after the engine has let go of the old (`resume`). Runs on the IO event loop (`run`); the engine's
+thread calls the rest and never waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
-from common.arena_wire import PROTOCOL_VERSION
 from common.errors import (
     FailedPrecondition,
-    Internal,
     InvalidArgument,
     TesseraError,
     Unauthenticated,
@@ -30,33 +26,24 @@ from common.errors import (
     Unimplemented,
 )
 from common.interceptors import error_from_rpc
-from common.layout import KvLayout
 from common.logs import get_logger
 from common.rpc import open_channel
 from decoder.arena_view import map_arena
-from decoder.cache_api import AcquireRefused, Attached, Command, Event, Forked, Lost, Report
-from decoder.cache_messages import Pending, event_of, failure_error, layout_message, request_of
-from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
-from tessera.common.v1 import common_pb2
+from decoder.cache_api import Attached, Away, Command, Event, Lost
+from decoder.holdings import Holdings
+from decoder.lease_clock import LeaseClock
+from decoder.resume_messages import SessionProof, resume_message, resumed_event
+from decoder.session_stream import Refused, SessionStream
+from decoder.session_target import SessionTarget
+from tessera.cache.v1 import cache_pb2_grpc
 
 FIRST_DELAY_SECONDS: Final = 0.1
 LONGEST_DELAY_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
 # A daemon that answers so will answer so again: this decoder does not fit it.
 _FATAL: Final = (FailedPrecondition, InvalidArgument, Unauthenticated, Unimplemented)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTarget:
-    """Where the cache manager is and what this decoder is to it."""
-
-    target: str
-    secret: str
-    arena_socket: Path
-    layout: KvLayout
-    key: common_pb2.CacheKey
-    decoder_name: str
 
 
 class GrpcCacheClient:
@@ -68,15 +55,13 @@ class GrpcCacheClient:
         self._loop = asyncio.get_running_loop()
         self._post: Callable[[Event], None] = lambda event: None
         self._outgoing: deque[tuple[int, Command]] = deque()
-        self._wake = asyncio.Event()
+        self._clock = LeaseClock()
+        self._stream: SessionStream | None = None
+        self._proof: SessionProof | None = None  # of the session that we have, its stream whole or broken
+        self._presented: asyncio.Future[Holdings] | None = None
         self._resumed = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._closing = False
-        self._flushed = asyncio.Event()
-        self._session: int | None = None
-        self._pending: deque[tuple[int, float, Pending]] = deque()
-        self._sequence = 0
-        self._applied_revision = 0
         self._log = get_logger()
 
     # ---- from the engine's thread
@@ -88,7 +73,7 @@ class GrpcCacheClient:
     def send(self, session: int, command: Command) -> None:
         """Queue a command of `session`."""
         self._outgoing.append((session, command))
-        self._call(self._wake.set)
+        self._call(self._wake)
 
     def abandon(self, session: int) -> None:
         """End the session; `Lost` follows."""
@@ -97,6 +82,15 @@ class GrpcCacheClient:
     def resume(self) -> None:
         """A new session may be opened."""
         self._call(self._resumed.set)
+
+    def present(self, session: int, holdings: Holdings) -> None:
+        """What the engine holds of a session whose stream broke; it sends nothing more before `Resumed`."""
+        self._call(lambda: self._take_holdings(session, holdings))
+
+    def is_fenced(self, session: int) -> bool:
+        """Whether the session is over, or its leases may be."""
+        proof = self._proof
+        return proof is None or proof.session != session or self._clock.has_lapsed
 
     def _call(self, action: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
@@ -108,131 +102,129 @@ class GrpcCacheClient:
         """Keep a session open until `close`. Raises the TesseraError of a daemon that this decoder cannot work with."""
         delay = FIRST_DELAY_SECONDS
         while not self._closing:
-            error = await self._run_session()
-            if self._session is not None:
-                if not self._closing:
-                    self._log.warning("session_lost", session=self._session, reason=error.reason)
-                self._resumed.clear()
-                self._post(Lost(self._session, Unavailable("the cache manager went away", reason="SESSION_LOST")))
-                self._session = None
-                if self._closing:
-                    return
-                await self._resumed.wait()
-                delay = FIRST_DELAY_SECONDS
-            elif isinstance(error, _FATAL):
-                raise error
-            else:
+            error, is_final = await self._run_stream()
+            proof = self._proof
+            if proof is None:
+                if isinstance(error, _FATAL):
+                    raise error
                 self._log.info("attach_failed", reason=error.reason, message=error.message)
-            await asyncio.sleep(delay)
+            elif self._stream is not None and proof.resume_token and not is_final:
+                self._log.warning("session_broken", session=proof.session, reason=error.reason)
+                self._stream, delay = None, FIRST_DELAY_SECONDS
+                continue  # back at once, however late it is: only the cache manager knows whether it is too late
+            elif is_final or self._stream is not None or self._clock.is_hopeless:
+                await self._lose(proof, error)
+                delay = FIRST_DELAY_SECONDS
+            if not self._closing:
+                await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
 
     async def close(self) -> None:
         """Send what is queued, then end the session."""
         self._closing = True
-        self._wake.set()
-        if self._session is not None:
+        if self._stream is not None:
+            self._stream.finish()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._flushed.wait(), CLOSE_SECONDS)
+                await asyncio.wait_for(self._stream.flushed.wait(), CLOSE_SECONDS)
         self._abandoned.set()
 
-    async def _run_session(self) -> TesseraError:
-        # Returns why the session ended; what is not a TesseraError is a defect and leaves through `run`.
+    async def _lose(self, proof: SessionProof, error: TesseraError) -> None:
+        if not self._closing:
+            self._log.warning("session_lost", session=proof.session, reason=error.reason)
+        self._proof = self._stream = None
+        self._resumed.clear()
+        self._post(Lost(proof.session, Unavailable("the cache manager went away", reason="SESSION_LOST")))
+        if not self._closing:
+            await self._resumed.wait()
         self._outgoing.clear()
-        self._pending.clear()
-        self._wake.clear()
         self._abandoned.clear()
-        self._sequence = self._applied_revision = 0
-        channel = open_channel(self._target.target, self._target.secret)
-        try:
-            call = cache_pb2_grpc.CacheServiceStub(channel).Session()  # type: ignore[no-untyped-call,unused-ignore]
-            await self._attach(call)
-            tasks = [asyncio.create_task(job) for job in (self._read(call), self._write(call), self._watch())]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                call.cancel()
-        except grpc.aio.AioRpcError as error:
-            return error_from_rpc(error)
-        except TesseraError as error:
-            return error
-        finally:
-            await channel.close()
-        return Unavailable("the session was closed")
 
-    async def _attach(self, call: Any) -> None:
+    async def _run_stream(self) -> tuple[TesseraError, bool]:
+        # Why the stream ended, and whether the session did; what is not a TesseraError is a defect and leaves `run`.
+        channel = open_channel(self._target.target, self._target.secret)
+        call = None
+        try:
+            if self._proof is not None:
+                await self._connect(channel)
+            call = cache_pb2_grpc.CacheServiceStub(channel).Session()  # type: ignore[no-untyped-call,unused-ignore]
+            stream = SessionStream(
+                call,
+                key=self._target.key,
+                outgoing=self._outgoing,
+                post=self._post,
+                clock=self._clock,
+                answer_seconds=self._answer_seconds,
+            )
+            session = await (self._attach(stream) if self._proof is None else self._come_back(stream, self._proof))
+            self._stream = stream
+            error = await stream.run(session, self._abandoned)
+            return error, self._closing or self._abandoned.is_set()
+        except Refused as refusal:
+            # A daemon that cannot take us now may take us later.
+            return refusal.error, self._stream is not None or not isinstance(refusal.error, Unavailable)
+        except grpc.aio.AioRpcError as broken:
+            return error_from_rpc(broken), False
+        except TesseraError as error:
+            return error, self._abandoned.is_set()
+        finally:
+            if call is not None:
+                call.cancel()
+            await channel.close()
+
+    async def _connect(self, channel: grpc.aio.Channel) -> None:
+        try:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+        except TimeoutError:
+            raise Unavailable("the cache manager is not there") from None
+
+    async def _attach(self, stream: SessionStream) -> int:
         target = self._target
-        attach = cache_pb2.AttachRequest(
-            protocol_version=PROTOCOL_VERSION,
-            decoder_name=target.decoder_name,
-            layout=layout_message(target.layout),
-            process_id=os.getpid(),
-        )
-        self._sequence = 1
-        await call.write(cache_pb2.SessionRequest(sequence=1, attach=attach))
-        response = await call.read()
-        if response is grpc.aio.EOF:
-            raise Unavailable("the cache manager closed the session")
-        if response.WhichOneof("result") == "failure":
-            raise failure_error(response.failure)
+        response, sent = await stream.attach(self._target.attach_message())
         answer = response.attach
         if answer.layout_fingerprint != target.layout.fingerprint():
             raise FailedPrecondition("the cache manager holds another KV layout", reason="LAYOUT_MISMATCH")
         arena = await asyncio.to_thread(
             map_arena, target.arena_socket, answer.arena_token, target.layout, answer.num_blocks
         )
-        self._session = answer.session_id
+        self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
+        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, arena)
         self._post(Attached(answer.session_id, answer.num_blocks, arena))
+        return answer.session_id
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            while self._outgoing:
-                session, command = self._outgoing.popleft()
-                if session == self._session:
-                    await call.write(self._request(command))
-            if self._closing:
-                await call.done_writing()
-                self._flushed.set()
-            self._wake.clear()
-            if not self._outgoing:
-                await self._wake.wait()
+    async def _come_back(self, stream: SessionStream, proof: SessionProof) -> int:
+        holdings = await self._ask_holdings(proof.session)
+        attach = self._target.attach_message()
+        attach.resume.CopyFrom(resume_message(proof, holdings, self._target.key))
+        response, sent = await stream.attach(attach)
+        answer = response.attach
+        if not answer.resumed:
+            raise Refused(FailedPrecondition("the cache manager did not resume the session", reason="NOT_RESUMED"))
+        event = resumed_event(answer, response.revision, holdings)
+        self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
+        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, proof.arena)
+        self._post(event)
+        self._log.info("session_resumed", session=answer.session_id, leases=len(event.leases))
+        return answer.session_id
 
-    def _request(self, command: Command) -> cache_pb2.SessionRequest:
-        self._sequence += 1
-        if isinstance(command, Report):
-            self._applied_revision = command.applied_revision
-        self._pending.append((self._sequence, self._loop.time(), Pending.of(command)))
-        return request_of(command, self._sequence, self._applied_revision, self._target.key)
+    async def _ask_holdings(self, session: int) -> Holdings:
+        # Asked for at each try, because the engine goes on meanwhile.
+        self._presented = self._loop.create_future()
+        self._post(Away(session))
+        giving_up = asyncio.create_task(self._abandoned.wait())
+        try:
+            await asyncio.wait((self._presented, giving_up), return_when=asyncio.FIRST_COMPLETED)
+            if not self._presented.done():
+                raise Unavailable("the session was given up")
+            return self._presented.result()
+        finally:
+            giving_up.cancel()
+            self._presented = None
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            response = await call.read()
-            if response is grpc.aio.EOF:
-                raise Unavailable("the cache manager closed the session")
-            for event in self._events(response):
-                self._post(event)
+    def _take_holdings(self, session: int, holdings: Holdings) -> None:
+        self._outgoing.clear()  # all of it was sent before, and is in what is presented
+        if self._presented is not None and self._proof is not None and self._proof.session == session:
+            self._presented.set_result(holdings)
 
-    def _events(self, response: cache_pb2.SessionResponse) -> list[Event]:
-        if not response.sequence:
-            return event_of(response, None)
-        if not self._pending or self._pending[0][0] != response.sequence:
-            raise Internal("the cache manager left an operation unanswered", reason="ANSWER_MISSING")
-        pending = self._pending.popleft()[2]
-        events = event_of(response, pending)
-        if response.WhichOneof("result") == "failure" and not any(
-            isinstance(event, AcquireRefused | Forked) for event in events
-        ):
-            raise failure_error(response.failure)  # a refused report: what the two sides know differs
-        return events
-
-    async def _watch(self) -> None:
-        # Ends the session when it is given up, or when an answer is overdue.
-        while not self._abandoned.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._abandoned.wait(), self._answer_seconds / 4)
-            if self._pending and self._loop.time() - self._pending[0][1] > self._answer_seconds:
-                raise Unavailable("the cache manager does not answer", reason="ANSWER_LATE")
+    def _wake(self) -> None:
+        if self._stream is not None:
+            self._stream.wake.set()

@@ -28,6 +28,7 @@ from decoder.cache_api import (
     Event,
     Fork,
     Forked,
+    Heartbeat,
     Replacement,
     Report,
     Reported,
@@ -54,8 +55,8 @@ class Pending:
                 return cls(type(command), sequence_id=command.sequence_id)
             case Report():
                 return cls(Report, wanted=command.wanted)
-            case AbortDone():
-                return cls(AbortDone)
+            case AbortDone() | Heartbeat():
+                return cls(type(command))
 
 
 def layout_message(layout: KvLayout) -> common_pb2.KvLayout:
@@ -106,6 +107,8 @@ def request_of(
             request.fork.CopyFrom(
                 cache_pb2.ForkRequest(lease_id=command.lease, samples=command.samples, num_tokens=command.num_tokens)
             )
+        case Heartbeat():
+            request.heartbeat.SetInParent()
         case AbortDone():
             request.abort_result.CopyFrom(cache_pb2.AbortResult(abort_id=command.abort_id, found=command.found))
     return request
@@ -130,7 +133,7 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
         return events
     sequence_id = pending.sequence_id
     if sequence_id is None:
-        return events  # an abort's result is answered with nothing
+        return events  # an abort's result and a heartbeat are answered with nothing to tell
     if pending.kind is Acquire and result == "acquire":
         answer = response.acquire
         plan = _plan(answer.copy) if answer.HasField("copy") else None

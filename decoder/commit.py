@@ -212,6 +212,11 @@ class Committer:
                 self._reporter.release_unused(lease.lease)
         return running
 
+    def recall_forks(self) -> None:
+        """No fork on its way will be answered, or can be sent: their branches wait in the queue as they are."""
+        for trunk in list(self._branches):
+            self.add_branches(trunk, ())
+
     def clear(self) -> None:
         """Forget the forks that are on their way: the session is gone."""
         self._branches.clear()

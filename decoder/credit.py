@@ -32,6 +32,7 @@ class Credit:
         self._asked_in_need = False
         self._reclaim = 0
         self._lean = 0
+        self._is_away = False
         self._is_short = False  # the last ask brought less than asked, and nothing came back since
         self.is_refused = False  # so did an ask that was made while a sequence stood still for want of a block
 
@@ -40,13 +41,28 @@ class Credit:
 
     @property
     def is_asking(self) -> bool:
-        """Whether an ask is on its way."""
-        return self._asked > 0
+        """Whether an ask is on its way, or cannot be sent while the stream is broken: no reason to preempt anybody."""
+        return self._asked > 0 or self._is_away
 
     @property
     def ahead_steps(self) -> int:
         """How many steps ahead need is to be counted."""
         return 1 if self._lean else AHEAD_STEPS
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """The unused blocks, int32."""
+        return np.array(self._blocks, np.int32)
+
+    def leave(self) -> None:
+        """The stream is broken: what was asked for is not answered, and nothing can be asked for until `come_back`."""
+        self._is_away = True
+        self._asked = self._reclaim = 0
+
+    def come_back(self) -> None:
+        """The session goes on with the blocks that are here."""
+        self._is_away = False
+        self.room_changed()
 
     def take(self) -> int | None:
         """One block for a sequence, or None."""

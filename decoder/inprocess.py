@@ -27,6 +27,7 @@ from decoder.cache_api import (
     Report,
     Reported,
 )
+from decoder.holdings import Holdings
 from decoder.sequence import CopyPlan, LeaseId
 
 
@@ -65,6 +66,13 @@ class InProcessClient:
         """End the session on the manager."""
         self._manager.detach(self._session, process_dead=True, now_ns=self._clock_ns())
         self._post(Lost(session, Unavailable("the session was given up")))
+
+    def present(self, session: int, holdings: Holdings) -> None:
+        """Never asked for here: there is no stream that could break."""
+
+    def is_fenced(self, session: int) -> bool:
+        """Never: there is no stream that could fall silent."""
+        return False
 
     def resume(self) -> None:
         """Attach anew; the engine must be told by `attach_anew`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from common.errors import Aborted, AlreadyExists, Internal, ResourceExhausted, TesseraError, Unavailable
 from common.logs import get_logger
+from decoder.absence import Absence, replace_blocks
 from decoder.cache_api import (
     POOL_FULL,
     AbortAsked,
@@ -18,6 +19,7 @@ from decoder.cache_api import (
     AcquireRefused,
     Arena,
     Attached,
+    Away,
     CacheClient,
     CreditGranted,
     CreditReclaimed,
@@ -25,6 +27,7 @@ from decoder.cache_api import (
     Forked,
     Lost,
     Reported,
+    Resumed,
 )
 from decoder.commit import Committer
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
@@ -37,7 +40,7 @@ from decoder.sequence import Sequence, SequenceState
 RETRY_HINT_SECONDS = 1.0
 
 
-_SESSION_EVENTS = (Acquired, AcquireRefused, Reported, Forked, CreditGranted, CreditReclaimed)
+_SESSION_EVENTS = (Away, Resumed, Acquired, AcquireRefused, Reported, Forked, CreditGranted, CreditReclaimed)
 
 
 class Intake:
@@ -57,6 +60,7 @@ class Intake:
     ) -> None:
         self.session: int | None = None
         self.arena: Arena | None = None
+        self.absence = Absence(client, scheduler, reporter, committer)
         self.copies: list[Sequence] = []  # admitted sequences whose copy plans are to be run
         self.is_draining = False
         self.is_stopped = False
@@ -113,13 +117,24 @@ class Intake:
                 self.session, self.arena = session, arena
                 self._scheduler.num_blocks = num_blocks
                 self._log.info("session_attached", session=session, blocks=num_blocks)
+            case Away(session):
+                self.absence.leave(session)
+            case Resumed():
+                self.session = message.session
+                self.absence.come_back(message)
             case Lost(_, error):
                 self.lose_session(error)
                 self._client.resume()
 
+    @property
+    def reachable_session(self) -> int | None:
+        """The session, if commands can be sent to it now."""
+        return None if self.absence.is_away else self.session
+
     def lose_session(self, error: TesseraError) -> None:
         """Every lease is gone: end all requests with `error` and forget what belonged to the session."""
         self.session = self.arena = None
+        self.absence.end()
         self._fail_all(error)
         self._scheduler.clear()
         self._reporter.clear()
@@ -216,12 +231,10 @@ class Intake:
         credit = self._scheduler.credit
         credit.grant(message.granted.tolist())
         credit.answered(message.wanted, len(message.granted))
-        if message.replacements or message.refused:
+        if message.replacements:
+            replace_blocks(self._scheduler, message.replacements)
+        if message.refused:
             holders = {sequence.lease: sequence for sequence in self._scheduler.running}
-            for replacement in message.replacements:
-                holder = holders.get(replacement.lease)
-                if holder is not None:
-                    holder.replace_blocks(replacement.first_index, replacement.blocks)
             for lease, error in message.refused:
                 holder = holders.get(lease)
                 self._log.error("lease_refused", reason=error.reason)

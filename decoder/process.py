@@ -29,10 +29,11 @@ from common.paths import StatePaths
 from common.rpc import Health, add_health_and_reflection, bind_kept, make_server, unix_target
 from common.serving import settle_heap
 from common.socket_files import take_lock
-from decoder.cache_client import GrpcCacheClient, SessionTarget
+from decoder.cache_client import GrpcCacheClient
 from decoder.cache_key import cache_key, tokenizer_digest
 from decoder.engine import Engine, EngineOptions
 from decoder.service import SERVICE_NAME, Backend, DecodeService
+from decoder.session_target import SessionTarget
 from decoder.validation import ServedModel
 from decoder.weights import load_model
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc

@@ -1,17 +1,20 @@
 """What the daemon has to be told. Owns the difference between what sequences did and what was reported of them.
 
 Invariant: each computed token, taken block, copy and release is reported exactly once, never before the step that wrote
-it has finished; a release carries everything that was not reported yet. Called by the engine, which sends the report.
+it has finished; a release carries everything that was not reported yet. While the stream is broken nothing is sent: all
+that is held is presented whole, as often as asked, and differences count from there. Called by the engine's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from common.tokens import pack_tokens
 from decoder.cache_api import Report, SequenceReport
+from decoder.holdings import Held, held_of
 from decoder.sequence import IntArray, LeaseId, Sequence
 
 
@@ -26,6 +29,8 @@ class Reporter:
         """Forget everything: the session is new or gone."""
         self._released: list[SequenceReport] = []
         self._noted: list[Sequence] = []
+        self._is_away = False
+        self._ended: list[Held] = []  # released while away
         self._queued = 0
         self._applied_revision = 0
         self._acknowledge = False
@@ -44,12 +49,39 @@ class Reporter:
     def release(self, sequence: Sequence) -> None:
         """The lease of a sequence ends with the next report, and is off the sequence now."""
         if sequence.lease is not None:
+            if self._is_away:
+                self._ended.append(held_of(sequence, sequence.lease))
             self._released.append(self._difference(sequence, sequence.lease, release=True))
             sequence.drop_lease()
 
     def release_unused(self, lease: LeaseId) -> None:
         """A lease that came for a sequence that has ended meanwhile."""
         self._released.append(SequenceReport(lease, release=True))
+
+    def leave(self) -> None:
+        """The stream is broken; what was reported last may not have arrived."""
+        self._is_away = True
+
+    def present(self, running: Iterable[Sequence]) -> tuple[Held, ...]:
+        """Everything that is held, those that ended since `leave` included. Releases of before are told by absence."""
+        held = []
+        for sequence in running:
+            if sequence.lease is not None:
+                held.append(held_of(sequence, sequence.lease))
+                self._difference(sequence, sequence.lease)
+        self._released = [SequenceReport(ended.lease_id, release=True) for ended in self._ended]
+        self._noted = []
+        return (*held, *self._ended)
+
+    def come_back(self, leases: dict[LeaseId, LeaseId], revision: int) -> None:
+        """The session goes on with what was presented last: `leases` has the new ids of those that were kept."""
+        self._is_away = False
+        self._ended = []
+        self._released = [
+            replace(report, lease_id=leases[report.lease_id]) for report in self._released if report.lease_id in leases
+        ]
+        self._applied_revision = revision
+        self._acknowledge = True
 
     def applied(self, revision: int, *, changed: bool) -> None:
         """All that the answer of `revision` changed is in the tables; where it changed any, say so soon."""

@@ -151,6 +151,12 @@ class Scheduler:
             self.room_changed()
         sequence.state = SequenceState.FINISHED  # ACQUIRING and FORKING: the answer finds it finished
 
+    def requeue(self, sequence: Sequence) -> None:
+        """A running sequence has lost its lease: it waits again, and goes on where it was."""
+        self.running.remove(sequence)
+        sequence.drop_lease()
+        self.enqueue(sequence)
+
     def clear(self) -> None:
         """Forget every sequence and the credit: the session is gone."""
         self.queue.clear()

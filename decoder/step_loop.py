@@ -1,9 +1,10 @@
 """The step loop: take in what came, choose, copy, compute, draw, commit, tell. Owns the order of these in a step.
 
 Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or writes their targets;
-what a step wrote is reported only after the step has finished; a fault in a step fails the requests of that step, and
-the loop goes on. Called by one thread, which `decoder/engine.py` runs. No socket, no protobuf: the cache manager is
-behind `CacheClient`, gateways behind `Sink`.
+what a step wrote is reported only after the step has finished; nothing is given out that was computed while the lease
+may have run out; while the session's stream is broken the loop goes on with what is held; a fault in a step fails the
+requests of that step, and the loop goes on. Called by one thread, which `decoder/engine.py` runs. No socket, no
+protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
 """
 
 from __future__ import annotations
@@ -89,12 +90,17 @@ class StepLoop:
     def is_serving(self) -> bool:
         """Whether a request that comes now would be served."""
         healthy = self.failed_steps < MAX_FAILED_STEPS
-        return healthy and self.intake.session is not None and not self.intake.is_draining
+        return healthy and self.intake.reachable_session is not None and not self.intake.is_draining
 
     @property
     def idle_seconds(self) -> float | None:
         """How long the loop may wait for word after a step in which nothing happened; None is for ever."""
-        return RETRY_SECONDS if self._scheduler.queue.is_blocked else None
+        return RETRY_SECONDS if self._scheduler.queue.is_blocked or self._is_fenced else None
+
+    @property
+    def _is_fenced(self) -> bool:
+        session = self.intake.session
+        return session is not None and self._client.is_fenced(session)
 
     def step(self) -> bool:
         """One step. False where nothing happened and only word from outside can change that."""
@@ -108,7 +114,7 @@ class StepLoop:
 
     def _step(self) -> bool:
         moved = self._drain_inbox()
-        if self.intake.session is None:
+        if self.intake.session is None or self._is_fenced:
             return moved
         self._gather()
         plan = self._scheduler.schedule()
@@ -155,7 +161,7 @@ class StepLoop:
         plan.drop_ended()
 
     def _report(self, *, in_need: bool) -> None:
-        session = self.intake.session
+        session = self.intake.reachable_session
         if session is None:
             return
         scheduler = self._scheduler
@@ -169,7 +175,7 @@ class StepLoop:
             scheduler.queue.retry()  # it may have been asked back for the head of the queue
 
     def _admit(self) -> None:
-        session = self.intake.session
+        session = self.intake.reachable_session
         while session is not None and (sequence := self._scheduler.next_admission()) is not None:
             if self._reporter.has_releases:
                 self._report(in_need=False)
@@ -213,8 +219,12 @@ class StepLoop:
             self._step_failed(sequences, error)
             return
         self.failed_steps = 0
+        if self._is_fenced:
+            return  # nothing is committed; if the lease turns out to be alive, the same is computed again
         forks = self._committer.commit(work, draws)
-        if forks:
+        if forks and self.intake.absence.is_away:
+            self._committer.recall_forks()
+        elif forks:
             self._report(in_need=False)  # the daemon must know the prompt as computed before it is shared
             for fork in forks:
                 self._client.send(session, fork)

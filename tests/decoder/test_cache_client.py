@@ -19,10 +19,11 @@ from common.faults import Faults
 from common.layout import KvDtype, KvLayout
 from common.rpc import unix_target
 from decoder.cache_api import AbortAsked, Acquire, Acquired, Attached, Event, Lost
-from decoder.cache_client import GrpcCacheClient, SessionTarget
+from decoder.cache_client import GrpcCacheClient
 from decoder.cache_messages import Pending, event_of, failure_error
 from decoder.engine import Engine, EngineOptions
 from decoder.sequence import Request, RequestNumber, SamplingParams, SequenceId, StoppingParams
+from decoder.session_target import SessionTarget
 from tessera.admin.v1 import admin_pb2
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2

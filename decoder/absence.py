@@ -1,0 +1,66 @@
+"""What happens to the engine's books while the stream to the cache manager is broken, and when it is whole again.
+
+Invariant: between `leave` and `come_back` nothing is sent and nothing is waited for: sequences go on with the blocks
+and the credit that are here, and whatever was on its way is asked for again later. Called by the engine's thread
+between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.logs import get_logger
+from decoder.cache_api import CacheClient, Replacement, Resumed
+from decoder.commit import Committer
+from decoder.holdings import Holdings
+from decoder.reporting import Reporter
+from decoder.scheduler import Scheduler
+
+
+class Absence:
+    """Knows whether the stream is broken. `leave` may be called again before `come_back`."""
+
+    def __init__(self, client: CacheClient, scheduler: Scheduler, reporter: Reporter, committer: Committer) -> None:
+        self.is_away = False
+        self._client = client
+        self._scheduler = scheduler
+        self._reporter = reporter
+        self._committer = committer
+        self._log = get_logger()
+
+    def leave(self, session: int) -> None:
+        """The stream broke: present what is held; what was asked for and not answered waits."""
+        self.is_away = True
+        self._scheduler.queue.recall()
+        self._scheduler.credit.leave()
+        self._committer.recall_forks()
+        self._reporter.leave()
+        held = self._reporter.present(self._scheduler.running)
+        self._client.present(session, Holdings(held, self._scheduler.credit.blocks))
+
+    def come_back(self, message: Resumed) -> None:
+        """The session goes on: old leases get their new ids, and sequences whose lease was not kept wait again."""
+        self.is_away = False
+        for sequence in list(self._scheduler.running):
+            lease = None if sequence.lease is None else message.leases.get(sequence.lease)
+            if lease is None:
+                self._scheduler.requeue(sequence)
+            else:
+                sequence.lease = lease
+        self._scheduler.credit.come_back()
+        self._reporter.come_back(message.leases, message.revision)
+        replace_blocks(self._scheduler, message.replacements)
+        self._log.info("session_resumed", session=message.session, leases=len(message.leases))
+
+    def end(self) -> None:
+        """The session is over."""
+        self.is_away = False
+
+
+def replace_blocks(scheduler: Scheduler, replacements: Iterable[Replacement]) -> None:
+    """Use published blocks in place of duplicates. A lease that has ended meanwhile is passed by."""
+    holders = {sequence.lease: sequence for sequence in scheduler.running}
+    for replacement in replacements:
+        holder = holders.get(replacement.lease)
+        if holder is not None:
+            holder.replace_blocks(replacement.first_index, replacement.blocks)

@@ -1,0 +1,34 @@
+"""Where the cache manager is, and what this decoder introduces itself as. Fixed for the life of the process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.arena_wire import PROTOCOL_VERSION
+from common.layout import KvLayout
+from decoder.cache_messages import layout_message
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTarget:
+    """Where the cache manager is and what this decoder is to it."""
+
+    target: str
+    secret: str
+    arena_socket: Path
+    layout: KvLayout
+    key: common_pb2.CacheKey
+    decoder_name: str
+
+    def attach_message(self) -> cache_pb2.AttachRequest:
+        """An attach of this process, without a resume."""
+        return cache_pb2.AttachRequest(
+            protocol_version=PROTOCOL_VERSION,
+            decoder_name=self.decoder_name,
+            layout=layout_message(self.layout),
+            process_id=os.getpid(),
+        )
