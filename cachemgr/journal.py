@@ -1,0 +1,245 @@
+"""The index journal: what is published where, in memory that outlives the daemon (a mapped file).
+
+One record a block (`records.py`), a table of trees with one of their owners, a table of the processes that hold the
+arena, and a header that binds it all to one arena by its nonce. Invariants: payload is stored before the checksum that
+makes it count, so that a death between any two stores leaves valid records of a moment before, and invalid ones; a
+record says block, previous block and position, so that splits and joints of the tree change nothing here. Called by
+`CacheState` (publish, unpublish) and by the daemon at its start. The header's life, files and clocks are not its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr import records
+from cachemgr.ids import BlockRun
+from cachemgr.journal_format import (
+    HEADER_BYTES,
+    HEADER_SLOTS,
+    MAX_PROCESSES,
+    OWNER_BYTES,
+    PROCESS_BYTES,
+    TREE_BYTES,
+    Sections,
+    pack_header,
+    read_header,
+)
+from cachemgr.journal_table import Table
+from cachemgr.keys import ROOT_BYTES
+from cachemgr.nodes import Tree
+from cachemgr.records import Checksums, RecordHash, Rows, digest_of
+from common.layout import TOKEN_BYTES
+
+_TREE: Final = struct.Struct(f"<{ROOT_BYTES}s{ROOT_BYTES}sII")
+_HEAD: Final = struct.Struct("<QIIIIQ")
+_HEAD_TYPE: Final = f"V{_HEAD.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeName:
+    """Whose tree, and which: its key, the key without what is above it, and the blocks above it (0: it is no layer)."""
+
+    owner: str
+    root: bytes
+    base: bytes
+    start: int
+
+    def salt(self) -> int:
+        """What the tree adds to the checksums of its records: a number that is used anew validates no older record."""
+        return digest_of(self.owner.encode(), self.root, self.base, self.start.to_bytes(4, "little"))
+
+
+class IndexJournal:
+    """A journal in `memory` (u8, `journal_bytes` long, its header written): everything below its identity."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        header = read_header(memory)
+        if header is None:
+            raise ValueError("no valid header of an index journal")
+        self.identity, self._epoch, self._turn = header
+        count, tokens = self.identity.num_blocks, self.identity.block_tokens
+        at = Sections.of(count, tokens)
+        self._header = Table(memory, 0, HEADER_SLOTS, HEADER_BYTES)
+        self.processes = Table(memory, at.processes, MAX_PROCESSES, PROCESS_BYTES)
+        self.owners = Table(memory, at.owners, at.num_owners, OWNER_BYTES)
+        self.trees = Table(memory, at.trees, at.num_trees, TREE_BYTES)
+        self.checksums: Checksums = memory[at.checksums : at.checksums + 8 * (count + 1)].view(np.uint64)
+        self._item = np.dtype([("head", _HEAD_TYPE), ("tokens", f"V{tokens * TOKEN_BYTES}")])
+        self._raw = f"V{self._item.itemsize}"  # numpy copies opaque items faster than structured ones
+        self._items = memory[at.rows : at.end].view(self._raw)
+        self.rows: Rows = memory[at.rows : at.end].view(np.uint32).reshape(count + 1, -1)
+        self.hash = RecordHash(tokens)
+        self._tokens = tokens
+        self._positions = np.arange(count + 1, dtype=np.uint32)
+        self._known: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._owner_slots: dict[str, int] = {}
+        self._free_trees: list[int] | None = None
+        self._stamp = 1
+        self._reserve(64)
+        self._clear()
+        self._load()
+
+    @property
+    def epoch(self) -> int:
+        """Of the daemon that writes here."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """A new daemon goes on with this journal."""
+        self._epoch, self._turn = epoch, self._turn + 1
+        self._header.write(self._turn % HEADER_SLOTS, pack_header(self.identity, epoch, self._turn))
+
+    def publish(
+        self,
+        owner: str,
+        tree: Tree,
+        first_index: int,
+        tokens: bytes,
+        blocks: BlockRun,
+        previous_block: int,
+        *,
+        priority: int = 0,
+        expires_ns: int = 0,
+    ) -> None:
+        """Records blocks [n] that hold `tokens` (packed int32; n whole blocks, or a part of one) at places
+        `first_index`.. after `previous_block` (0: at the root)."""
+        known = self._known.get((owner, tree.root_key)) or self._add_tree(owner, tree)
+        count = len(blocks)
+        if known is None or not count:
+            return
+        slot, salt = known
+        stamp = self._stamp
+        self._stamp = stamp + 1
+        per_block = min(len(tokens) // TOKEN_BYTES, self._tokens)
+        shape = per_block | priority << records.PRIORITY_SHIFT
+        head = _HEAD.pack(stamp, slot, previous_block, first_index, shape, expires_ns)
+        if count == 1:
+            above = self._pending.get(previous_block)
+            if above is None:
+                above = records.stamp_of(self.rows[previous_block]) if previous_block else 0
+            self._pending[int(blocks[0])] = stamp
+            self._pending_rows.append(head + tokens.ljust(self._tokens * TOKEN_BYTES, b"\0"))
+            self._pending_above.append(above)
+            self._pending_salts.append(salt)
+            return
+        if self._pending:
+            self.flush()
+        if count > len(self._buffer):
+            self._reserve(count)
+        rows = self._buffer[:count]
+        self._heads[:count] = np.frombuffer(head, _HEAD_TYPE)
+        self._texts[:count] = np.frombuffer(tokens, self._texts.dtype)
+        rows[1:, records.PARENT] = blocks[:-1]
+        rows[:, records.POSITION] = self._positions[first_index : first_index + count]
+        above = records.stamp_of(self.rows[previous_block]) if previous_block else 0
+        sums = self.hash.chained(rows, stamp, above, salt)
+        self._items[blocks] = self._buffer_items[:count]
+        self.checksums[blocks] = sums
+
+    def flush(self) -> None:
+        """Stores what was gathered."""
+        if not self._pending:
+            return
+        blocks = np.fromiter(self._pending, np.intp, len(self._pending))
+        items = np.frombuffer(b"".join(self._pending_rows), self._raw)
+        rows = items.view(np.uint32).reshape(len(blocks), -1)
+        sums = self.hash.checksums(
+            rows, np.array(self._pending_above, np.uint64), np.array(self._pending_salts, np.uint64)
+        )
+        self._clear()
+        self._items[blocks] = items
+        self.checksums[blocks] = sums
+
+    def unpublish(self, blocks: BlockRun) -> None:
+        """Forgets blocks."""
+        if self._pending:
+            self.flush()
+        self.checksums[blocks] = 0
+
+    def keep_only(self, blocks: BlockRun) -> None:
+        """Forgets all other blocks."""
+        drop = np.ones(len(self.checksums), np.bool_)
+        drop[blocks] = False
+        self.checksums[drop] = 0
+        self._load()
+
+    def known_trees(self) -> dict[int, TreeName]:
+        """Tree number -> name of every valid tree."""
+        owners = {slot: _text(data) for slot, data in self.owners.used()}
+        found = {}
+        for slot, data in self.trees.used():
+            root, base, owner, start = _TREE.unpack(data)
+            if owner in owners:
+                found[slot] = TreeName(owners[owner], root, base, start)
+        return found
+
+    def _load(self) -> None:
+        used = self.rows[self.checksums != 0]
+        self._stamp = 1 + int(records.stamps_of(used).max(initial=0))
+        self._known = {(name.owner, name.root): (slot, name.salt()) for slot, name in self.known_trees().items()}
+        self._owner_slots = {_text(data): slot for slot, data in self.owners.used()}
+
+    def _reserve(self, count: int) -> None:
+        buffer = np.zeros(count, self._item)
+        self._heads, self._texts = buffer["head"], buffer["tokens"]
+        self._buffer: Rows = buffer.view(np.uint32).reshape(count, -1)
+        self._buffer_items = buffer.view(self._raw)
+
+    def _clear(self) -> None:
+        # Publications of one block, gathered: told apart they would cost as much as hundreds of blocks.
+        self._pending: dict[int, int] = {}  # block -> stamp
+        self._pending_rows: list[bytes] = []
+        self._pending_above: list[int] = []
+        self._pending_salts: list[int] = []
+
+    def _add_tree(self, owner: str, tree: Tree) -> tuple[int, int] | None:
+        """A slot for a tree; None where it cannot be told apart from too many others: it is not recorded then."""
+        if self._free_trees is None:
+            self._free_trees = self.trees.free_slots()
+        if not self._free_trees:
+            self._recycle()
+        owner_slot = self._owner_slot(owner)
+        if owner_slot is None or not self._free_trees:
+            return None
+        slot = self._free_trees.pop()
+        name = TreeName(owner, tree.root_key, tree.base_key, tree.root.start)
+        self.trees.write(slot, _TREE.pack(name.root, name.base, owner_slot, name.start))
+        known = self._known[owner, tree.root_key] = (slot, name.salt())
+        return known
+
+    def _owner_slot(self, owner: str) -> int | None:
+        slot = self._owner_slots.get(owner)
+        if slot is not None:
+            return slot
+        free = self.owners.free_slots()
+        if not free:
+            self._recycle()
+            free = self.owners.free_slots()
+        name = owner.encode()
+        if not free or len(name) > OWNER_BYTES - 8:
+            return None
+        slot = free[-1]
+        self.owners.write(slot, len(name).to_bytes(8, "little") + name)
+        self._owner_slots[owner] = slot
+        return slot
+
+    def _recycle(self) -> None:
+        """Empties the slots of trees with no block, and of owners with no tree."""
+        in_use = set(np.unique(self.rows[self.checksums != 0, records.TREE]).tolist())
+        for name, (slot, _) in list(self._known.items()):
+            if slot not in in_use:
+                self.trees.erase(slot)
+                del self._known[name]
+        owners = {owner for owner, _ in self._known}
+        for owner in self._owner_slots.keys() - owners:
+            self.owners.erase(self._owner_slots.pop(owner))
+        self._free_trees = self.trees.free_slots()
+
+
+def _text(data: bytes) -> str:
+    return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()

@@ -1,0 +1,111 @@
+"""Where the parts of an index journal lie, and the header that says whose it is. Pure.
+
+Invariant: the sizes follow from the number of blocks and of tokens in one; the header stands in two slots that are
+written in turn, so that one of them is whole at any moment. Called by `journal.py` and `journal_file.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.journal_table import Table
+from cachemgr.keys import ROOT_BYTES
+from cachemgr.records import HEAD_WORDS
+from common.layout import NONCE_BYTES, TOKEN_BYTES
+
+VERSION: Final = 1
+MAGIC: Final = b"TSRJRNL\x01"
+BOOT_BYTES: Final = 16
+FINGERPRINT_BYTES: Final = 16
+MAX_OWNERS: Final = 16_384
+MAX_PROCESSES: Final = 1_024
+OWNER_BYTES: Final = 264  # u64 length, then UTF-8
+TREE_BYTES: Final = 2 * ROOT_BYTES + 8
+PROCESS_BYTES: Final = 304
+HEADER_SLOTS: Final = 2
+PAGE: Final = 4096
+_HEADER: Final = struct.Struct(f"<8sIIQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{BOOT_BYTES}s")
+HEADER_BYTES: Final = -(-_HEADER.size // 8) * 8
+
+
+@dataclass(frozen=True, slots=True)
+class JournalIdentity:
+    """Which arena a journal speaks of. `boot` tells starts of the machine apart."""
+
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int
+    layout_fingerprint: bytes
+    nonce: bytes
+    boot: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Byte offsets of the parts; all of them are multiples of 8."""
+
+    num_owners: int
+    num_trees: int
+    processes: int
+    owners: int
+    trees: int
+    checksums: int
+    rows: int
+    end: int
+
+    @classmethod
+    def of(cls, num_blocks: int, block_tokens: int) -> Self:
+        """For a pool of so many usable blocks."""
+        num_owners = min(num_blocks, MAX_OWNERS)
+        processes = PAGE
+        owners = processes + Table.size(MAX_PROCESSES, PROCESS_BYTES)
+        trees = owners + Table.size(num_owners, OWNER_BYTES)
+        checksums = _page(trees + Table.size(num_blocks, TREE_BYTES))
+        rows = _page(checksums + (num_blocks + 1) * 8)
+        end = rows + (num_blocks + 1) * (HEAD_WORDS + block_tokens) * TOKEN_BYTES
+        return cls(num_owners, num_blocks, processes, owners, trees, checksums, rows, end)
+
+
+def pack_header(identity: JournalIdentity, epoch: int, turn: int) -> bytes:
+    """The bytes of a header slot."""
+    return _HEADER.pack(
+        MAGIC,
+        VERSION,
+        identity.block_tokens,
+        identity.num_blocks,
+        identity.block_bytes,
+        epoch,
+        turn,
+        identity.layout_fingerprint,
+        identity.nonce,
+        identity.boot,
+    )
+
+
+def write_header(memory: NDArray[np.uint8], identity: JournalIdentity, epoch: int) -> None:
+    """Makes `memory` (u8, zeros, as long as `Sections.end` says) an empty journal."""
+    Table(memory, 0, HEADER_SLOTS, HEADER_BYTES).write(0, pack_header(identity, epoch, 0))
+
+
+def read_header(memory: NDArray[np.uint8]) -> tuple[JournalIdentity, int, int] | None:
+    """(identity, epoch, turn) of the newest whole header whose journal fits `memory`; None where there is none."""
+    if len(memory) < PAGE:
+        return None
+    newest: tuple[JournalIdentity, int, int] | None = None
+    for _, data in Table(memory, 0, HEADER_SLOTS, HEADER_BYTES).used():
+        magic, version, tokens, blocks, size, epoch, turn, fingerprint, nonce, boot = _HEADER.unpack_from(data)
+        if (magic, version) != (MAGIC, VERSION) or not 1 <= tokens <= 1 << 16 or not 1 <= blocks < 1 << 31:
+            continue
+        identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot)
+        if Sections.of(blocks, tokens).end == len(memory) and (newest is None or turn > newest[2]):
+            newest = (identity, epoch, turn)
+    return newest
+
+
+def _page(offset: int) -> int:
+    return -(-offset // PAGE) * PAGE

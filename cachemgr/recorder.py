@@ -1,0 +1,37 @@
+"""What the core tells of its index, so that a daemon after this one can know it. The core never asks anything back.
+
+The implementation is `journal.py`; tests pass their own. Called by `CacheState` in the same step that changes the
+index, so that whoever is told of a block afterwards is told after the record of it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cachemgr.ids import BlockRun
+from cachemgr.nodes import Tree
+
+
+class Recorder(Protocol):
+    """What the core tells of its index; it never asks."""
+
+    def publish(
+        self,
+        owner: str,
+        tree: Tree,
+        first_index: int,
+        tokens: bytes,
+        blocks: BlockRun,
+        previous_block: int,
+        *,
+        priority: int = 0,
+        expires_ns: int = 0,
+    ) -> None:
+        """`blocks` hold `tokens` (packed int32) and stand in a tree of `owner` from place `first_index` on, after
+        `previous_block`, which may be of the tree above (0: none). `expires_ns` 0 means never."""
+
+    def unpublish(self, blocks: BlockRun) -> None:
+        """The index lists these no more. Told before anybody else can be given them."""
+
+    def flush(self) -> None:
+        """The step is over: what was gathered of it is recorded now."""

@@ -1,0 +1,163 @@
+"""An index journal in ordinary memory, a plain model of what it was told, and a memory that dies between two stores."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachemgr.journal import IndexJournal
+from cachemgr.journal_format import JournalIdentity, Sections, write_header
+from cachemgr.nodes import Tree
+from cachemgr.recovery import Recovered
+
+Entry = tuple[str, bytes, int, int, tuple[int, ...]]  # owner, root, block before, place, tokens
+
+
+def identity(num_blocks: int, block_tokens: int) -> JournalIdentity:
+    """Of a made-up arena."""
+    return JournalIdentity(num_blocks, block_tokens, 4096, b"f" * 16, b"n" * 32, b"b" * 16)
+
+
+def make_memory(num_blocks: int, block_tokens: int) -> NDArray[np.uint8]:
+    """The bytes of an empty journal."""
+    memory = np.zeros(Sections.of(num_blocks, block_tokens).end, np.uint8)
+    write_header(memory, identity(num_blocks, block_tokens), 7)
+    return memory
+
+
+class Died(Exception):
+    """The process was killed here."""
+
+
+class Mortal(np.ndarray[Any, Any]):
+    """Memory whose `lives`-th store is torn: some of its bytes arrive, and then the process is dead."""
+
+    fate: Fate | None = None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        """Views share the fate of their memory."""
+        self.fate = getattr(parent, "fate", None)
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        """One store."""
+        fate = self.fate
+        if fate is None:
+            super().__setitem__(place, value)
+            return
+        fate.lives -= 1
+        if fate.lives >= 0:
+            super().__setitem__(place, value)
+            return
+        plain = self.view(np.ndarray)
+        before = np.array(plain, copy=True)
+        plain[place] = value
+        after = np.array(plain, copy=True)
+        raw, old, new = (np.ascontiguousarray(it).reshape(-1).view(np.uint8) for it in (plain, before, after))
+        changed = np.flatnonzero(old != new)
+        lost = changed[int(fate.random.random() * (len(changed) + 1)) :]
+        raw[lost] = old[lost]
+        if not np.shares_memory(raw, plain):
+            plain[...] = raw.view(plain.dtype).reshape(plain.shape)
+        raise Died
+
+
+@dataclass(eq=False)
+class Fate:
+    """How many stores are left."""
+
+    lives: int
+    random: random.Random
+
+
+def mortal(memory: NDArray[np.uint8], fate: Fate) -> NDArray[np.uint8]:
+    """The same memory, mortal."""
+    view = memory.view(Mortal)
+    view.fate = fate
+    return view
+
+
+@dataclass(eq=False)
+class World:
+    """What an index might do, told to a journal and to a dictionary."""
+
+    journal: IndexJournal
+    random: random.Random
+    listed: dict[int, Entry] = field(default_factory=dict)
+    next_listed: dict[int, Entry] = field(default_factory=dict)  # what will be listed once the running step is over
+    trees: dict[str, Tree] = field(default_factory=dict)
+
+    def step(self) -> None:
+        """One publication, or one eviction of leaves."""
+        if self.random.random() < 0.6:
+            self.publish()
+        else:
+            self.unpublish()
+        self.listed = dict(self.next_listed)
+
+    def publish(self, owner: str | None = None) -> None:
+        """Free blocks go below the root or below any whole block, in the same tree or in a layer below it."""
+        size = self.journal.identity.block_tokens
+        free = [b for b in range(1, self.journal.identity.num_blocks + 1) if b not in self.listed]
+        if not free:
+            return
+        owner = owner or self.random.choice(("alice", "bob", "@public"))
+        above, place, tree = 0, 0, self._tree(owner, 0, 0)
+        whole = [b for b, entry in self.listed.items() if len(entry[4]) == size]
+        if whole and self.random.random() < 0.7:
+            above = self.random.choice(whole)
+            name, root, _, place, _ = self.listed[above]
+            place += 1
+            tree = next(tree for tree in self.trees.values() if tree.root_key == root)
+            owner = name
+            if name == "@public" and self.random.random() < 0.5:
+                owner, tree = "alice", self._tree("alice", place, above)
+        blocks = self.random.sample(free, self.random.randint(1, min(4, len(free))))
+        if self.random.random() < 0.2:
+            blocks, count = blocks[:1], self.random.randint(1, size)
+        else:
+            count = size * len(blocks)
+        tokens = [self.random.randrange(50_000) for _ in range(count)]
+        before = above
+        for number, block in enumerate(blocks):
+            part = tuple(tokens[number * size : (number + 1) * size])
+            self.next_listed[block] = (owner, tree.root_key, before, place + number, part)
+            before = block
+        self.journal.publish(
+            owner, tree, place, np.array(tokens, "<i4").tobytes(), np.array(blocks, np.intp), above, priority=50
+        )
+        self.journal.flush()
+
+    def unpublish(self) -> None:
+        """Some leaves go."""
+        parents = {entry[2] for entry in self.listed.values()}
+        leaves = [block for block in self.listed if block not in parents]
+        gone = self.random.sample(leaves, min(len(leaves), self.random.randint(1, 3)))
+        for block in gone:
+            del self.next_listed[block]
+        if gone:
+            self.journal.unpublish(np.array(gone, np.intp))
+
+    def _tree(self, owner: str, start: int, above: int) -> Tree:
+        name = f"{owner}/{start}/{above}"
+        if name not in self.trees:
+            key = name.encode().ljust(32, b".")
+            self.trees[name] = Tree(1, key, b"base" * 8 if start else b"", start)
+        return self.trees[name]
+
+
+def entries(found: Recovered, block_tokens: int) -> dict[int, Entry]:
+    """What was recovered, block by block."""
+    table: dict[int, Entry] = {}
+    tokens = np.frombuffer(found.tokens, "<i4").reshape(-1, block_tokens)
+    for node in range(found.num_nodes):
+        name = found.names[int(found.trees[node])]
+        before, place = int(found.parents[node]), int(found.first_places[node])
+        for at in range(int(found.starts[node]), int(found.starts[node + 1])):
+            block, count = int(found.blocks[at]), int(found.counts[at])
+            table[block] = (name.owner, name.root, before, place, tuple(tokens[at, :count].tolist()))
+            before, place = block, place + 1
+    return table
