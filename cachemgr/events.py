@@ -9,6 +9,7 @@ holds numbers and short words, never a token: those are looked up when somebody 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -36,7 +37,7 @@ class Event(NamedTuple):
     blocks: BlockRun
     generation: int
     tenant: str
-    detail: dict[str, object]
+    detail: Mapping[str, object]
 
 
 class EventLog:
@@ -65,11 +66,13 @@ class EventLog:
         blocks: BlockRun = NO_BLOCKS,
         generation: int = 0,
         tenant: str = "",
-        **detail: object,
+        detail: Mapping[str, object] | None = None,
+        **more: object,
     ) -> None:
-        """Appends an event, forgetting the oldest where there are too many."""
+        """Appends an event, forgetting the oldest where there are too many. `more` is its detail where `detail` is not
+        given as a whole."""
         ring = self._ring
-        ring.append(Event(kind, now_ns, owner, session, lease, blocks, generation, tenant, detail))
+        ring.append(Event(kind, now_ns, owner, session, lease, blocks, generation, tenant, detail or more))
         self.last_sequence += 1
         self._num_blocks += len(blocks)
         while len(ring) > self._max_events or (self._num_blocks > self._max_blocks and len(ring) > 1):

@@ -1,4 +1,4 @@
-"""What the first start of a node makes: the internal and admin credentials, the default tenant and its key.
+"""What the first start of a node makes: the internal, admin and reader credentials, the default tenant and its key.
 
 Invariant: every credential file is 0600 from its first byte and is never overwritten; a file that others could read
 ends the start. The key file is written before the database knows the key, and adopted where a start was cut off in
@@ -19,18 +19,23 @@ from common.paths import StatePaths
 
 @dataclass(frozen=True, slots=True)
 class NodeSecrets:
-    """The two credentials that the daemon's own servers ask for."""
+    """The credentials that the daemon's own servers ask for."""
 
     internal: str = field(repr=False)
     admin: str = field(repr=False)
+    reader: str = field(repr=False)
 
 
 def ensure_secrets(paths: StatePaths) -> NodeSecrets:
-    """Make what is absent, read both. Raises FailedPrecondition on an unsafe or empty file."""
-    for path, prefix in ((paths.internal_key, "tsi"), (paths.admin_key, "tsa")):
+    """Make what is absent, read all. Raises FailedPrecondition on an unsafe or empty file."""
+    for path, prefix in ((paths.internal_key, "tsi"), (paths.admin_key, "tsa"), (paths.reader_key, "tsv")):
         if write_secret(path, new_secret(prefix)):
             get_logger().info("credential_created", file=path.name)
-    return NodeSecrets(internal=read_secret(paths.internal_key), admin=read_secret(paths.admin_key))
+    return NodeSecrets(
+        internal=read_secret(paths.internal_key),
+        admin=read_secret(paths.admin_key),
+        reader=read_secret(paths.reader_key),
+    )
 
 
 def ensure_default_tenant(tenants: Tenants, paths: StatePaths, *, now_ns: int, show: Callable[[str], object]) -> None:

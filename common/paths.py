@@ -65,6 +65,16 @@ class StatePaths:
         return self.state_dir / "admin.key"
 
     @property
+    def reader_key(self) -> Path:
+        """Credential of the admin RPC that changes nothing."""
+        return self.state_dir / "reader.key"
+
+    @property
+    def audit_log(self) -> Path:
+        """What was done by the admin RPC."""
+        return self.state_dir / "audit.log"
+
+    @property
     def internal_key(self) -> Path:
         """Credential between the processes of the node."""
         return self.state_dir / "internal.key"
