@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachemgr.ids import BlockRun, LeaseId, SessionId
+from cachemgr.kept import relieve
+from cachemgr.layers import cut, own_tail, owner_at, shorten
 from cachemgr.leases import Lease, to_wire
 from cachemgr.results import Branch, CopyPlan
+from cachemgr.sealing import publish_tail
 from cachemgr.state import CacheState
 from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from common.layout import TOKEN_BYTES
@@ -31,7 +34,7 @@ def fork(
     whole, rest = divmod(num_tokens, state.block_tokens)
     needed = len(samples) if rest else 0
     try:
-        state.require(needed, state.room)
+        _require(state, needed, parent.owner)
     except ResourceExhausted:
         return []
     fresh = state.allocate(needed, parent.owner)
@@ -59,7 +62,7 @@ def rollback(
     _refuse_while_copying(lease)
     sealed = min(lease.sealed, num_tokens)
     if _is_shared(state, lease, sealed):
-        state.require(1, state.room)
+        _require(state, 1, owner_at(lease, sealed // state.block_tokens))
     keep = min(lease.num_blocks, -(-num_tokens // state.block_tokens))
     dropped = lease.table[keep : lease.num_blocks].copy()
     last_published = lease.num_published
@@ -68,9 +71,13 @@ def rollback(
     lease.granted = min(lease.granted, sealed)
     lease.num_published = min(last_published, sealed // state.block_tokens)
     lease.grew = lease.grew and lease.num_published == last_published
+    lease.committed = 0
     del lease.tokens[num_tokens * TOKEN_BYTES :]
     state.pool.unhold(dropped)
+    state.waits.leave(lease)
+    shorten(state, lease, num_tokens)
     plan = _privatise(state, lease)
+    own_tail(state, lease)
     state.rest(lease, last_published)
     state.revision += 1
     return plan
@@ -82,10 +89,38 @@ def make_writable(state: CacheState, session_id: SessionId, lease_id: LeaseId) -
     _refuse_while_copying(lease)
     if not _is_shared(state, lease, lease.sealed):
         return None
-    state.require(1, state.room)
+    _require(state, 1, owner_at(lease, lease.sealed // state.block_tokens))
     plan = _privatise(state, lease)
     state.revision += 1
     return plan
+
+
+def commit(state: CacheState, session_id: SessionId, lease_id: LeaseId, num_tokens: int) -> None:
+    """See `CacheManager.commit`."""
+    lease = state.book.session(session_id).lease(lease_id)
+    if not 1 <= num_tokens <= lease.sealed:
+        raise InvalidArgument("num_tokens", f"is {num_tokens}; allowed is 1..{lease.sealed}, the sealed tokens")
+    if not lease.store:
+        raise FailedPrecondition("blocks of this lease are not to be published", reason="NO_STORE")
+    depth = lease.sealed // state.block_tokens
+    count = num_tokens - depth * state.block_tokens
+    if count <= 0 or lease.committed:
+        return  # whole blocks are published as they are sealed
+    publish_tail(state, lease, num_tokens)
+    if lease.num_published > depth:
+        lease.committed = count
+        state.revision += 1
+
+
+def _require(state: CacheState, needed: int, owner: int) -> None:
+    """Checks that `needed` blocks can be had for an owner; kept branches give way where they cannot be had else."""
+    room, left = state.room_for(owner), state.quotas.left(owner)
+    if needed > room:
+        relieve(state, needed - room)
+    if needed > left:
+        relieve(state, needed - left, owner=owner)
+    state.quotas.check(owner, needed)
+    state.require(needed, state.room_for(owner))
 
 
 def _is_shared(state: CacheState, lease: Lease, sealed: int) -> bool:
@@ -98,8 +133,11 @@ def _privatise(state: CacheState, lease: Lease) -> CopyPlan | None:
     if not _is_shared(state, lease, lease.sealed):
         return None
     place, rest = divmod(lease.sealed, state.block_tokens)
+    if lease.committed:
+        lease.committed = 0
+        lease.num_published = place
     # The table's hold on the old block becomes the pin of the copy.
-    target = int(state.allocate(1, lease.owner)[0])
+    target = int(state.allocate(1, owner_at(lease, place))[0])
     lease.copy = CopyPlan(int(lease.table[place]), target, rest)
     lease.table[place] = target
     lease.granted = lease.sealed
@@ -127,12 +165,13 @@ def _branch(
     now_ns: int,
 ) -> Lease:
     whole = num_tokens // state.block_tokens
+    tree, prefix_tree, prefix_blocks = cut(state, parent, num_tokens)
     lease = Lease(
         lease_id=state.book.next_lease_id(),
         session_id=parent.session_id,
         tenant=parent.tenant,
         owner=parent.owner,
-        tree=parent.tree,
+        tree=tree,
         request_id=parent.request_id,
         sample=sample,
         tokens=parent.tokens[: num_tokens * TOKEN_BYTES],
@@ -146,6 +185,19 @@ def _branch(
         priority=parent.priority,
         granted_ns=now_ns,
         parent=parent.lease_id,
+        root=parent.root,
+        prefix_tree=prefix_tree,
+        prefix_blocks=prefix_blocks,
+        ttl_ns=parent.ttl_ns,
     )
     state.book.add(lease)
+    state.events.add(
+        "lease_forked",
+        now_ns,
+        owner=lease.owner,
+        session=lease.session_id,
+        lease=lease.lease_id,
+        parent=parent.lease_id,
+        num_tokens=num_tokens,
+    )
     return lease

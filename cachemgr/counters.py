@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TenantCounters:
-    """One tenant's admissions. `hit_tokens` is a sum over hits."""
+    """One tenant's admissions, and its blocks that were evicted. `hit_tokens` is a sum over hits."""
 
     hits: int = 0
     misses: int = 0
     hit_tokens: int = 0
+    evictions: int = 0
 
 
 @dataclass(slots=True)
@@ -21,14 +22,23 @@ class Counters:
     hits: int = 0
     misses: int = 0
     hit_tokens: int = 0
+    prompt_tokens: int = 0
     cow_copies: int = 0
     evictions: int = 0
     preemptions: int = 0
     generated_tokens: int = 0
+    waits: int = 0
+    scrubbed_blocks: int = 0
     tenants: dict[int, TenantCounters] = field(default_factory=dict)
 
-    def count_admission(self, owner: int, cached_tokens: int) -> None:
+    def count_eviction(self, owner: int, num_blocks: int) -> None:
+        """Blocks of one owner that were evicted."""
+        self.evictions += num_blocks
+        self.tenants.setdefault(owner, TenantCounters()).evictions += num_blocks
+
+    def count_admission(self, owner: int, cached_tokens: int, prompt_tokens: int) -> None:
         """One admitted request, once: a hit if it found at least one token."""
+        self.prompt_tokens += prompt_tokens
         tenant = self.tenants.setdefault(owner, TenantCounters())
         if cached_tokens:
             self.hits += 1

@@ -1,8 +1,9 @@
 """The trees themselves: nodes, which block hangs where, and the cuts and joints that keep a tree a radix tree.
 
 Invariant: after each method every node is reachable from its tree's root, its keys are sorted and equal to the first
-blocks of its children, and `node_of` and `position` tell for every listed block where it hangs. Called by `radix.py`
-alone, which decides what to cut; views and checks read it. It compares no prompt and knows no recency order.
+blocks of its children, a layered tree with prefixes hangs at the end of a node that is there, and `node_of` and
+`position` tell for every listed block where it hangs. Called by `radix.py` and `layers.py`, which decide what to cut;
+views and checks read it. It compares no prompt and knows no recency order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from cachemgr.children import Children
 from cachemgr.eviction import EvictionQueue
 from cachemgr.ids import BlockRun, NodeId
-from cachemgr.nodes import NO_BLOCKS, NO_CHILDREN, Node, Tree, join_runs
+from cachemgr.nodes import NEVER, NO_BLOCKS, NO_CHILDREN, Node, Tree, join_runs
+from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
 from common.layout import TOKEN_BYTES
 
 
@@ -24,13 +26,19 @@ class Forest:
     position: int32 [num_blocks + 1], index of the block in its sequence; stale while it is not listed
     """
 
-    def __init__(self, num_blocks: int, block_tokens: int, references: NDArray[np.int32]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        references: NDArray[np.int32],
+        policy: Policy = POLICIES[DEFAULT_POLICY],
+    ) -> None:
         self.block_bytes = block_tokens * TOKEN_BYTES
         self.trees: dict[tuple[int, bytes], Tree] = {}
         self.nodes: dict[NodeId, Node] = {}
         self.node_of: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self.position: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
-        self.queue = EvictionQueue(self.nodes)
+        self.queue = EvictionQueue(self.nodes, policy)
         self.uses = 0
         self._references = references
         self._positions = np.arange(num_blocks + 1, dtype=np.int32)
@@ -43,6 +51,33 @@ class Forest:
             tree = self.trees[owner, root_key] = Tree(owner, root_key)
         return tree
 
+    def layered_tree(self, owner: int, root_key: bytes, base_key: bytes, start: int) -> Tree:
+        """As `tree`, for one that begins after `start` blocks of a wider tree; `root_key` binds those."""
+        tree = self.trees.get((owner, root_key))
+        if tree is None:
+            tree = self.trees[owner, root_key] = Tree(owner, root_key, base_key, start)
+        return tree
+
+    def anchor(self, tree: Tree, node: Node) -> None:
+        """Hangs a layered tree at the end of its prefix, which lies in `node`: what goes on there is cut off."""
+        count = tree.root.start - node.start
+        if count < len(node.blocks):
+            node = self.split(node, count)
+        node.anchored += 1
+        tree.anchor = node
+
+    def drop_tree(self, tree: Tree) -> None:
+        """Forgets a tree whose nodes have been unlisted."""
+        self._release_anchor(tree)
+        del self.trees[tree.owner, tree.root_key]
+
+    def _release_anchor(self, tree: Tree) -> None:
+        """A layered tree has no prefixes any more: its anchor may be a leaf again."""
+        node, tree.anchor = tree.anchor, None
+        if node is not None:
+            node.anchored -= 1
+            self.queue.push(node, first=True)
+
     def forget_if_empty(self, tree: Tree) -> None:
         """Drops a tree with neither prefixes nor users."""
         if not tree.users and not tree.root.children and self.trees.get((tree.owner, tree.root_key)) is tree:
@@ -52,11 +87,13 @@ class Forest:
         self._last_node += 1
         return NodeId(self._last_node)
 
-    def add_child(self, parent: Node, edge: bytes, blocks: BlockRun, priority: int, *, tail: bool) -> Node:
+    def add_child(
+        self, parent: Node, edge: bytes, blocks: BlockRun, priority: int, *, tail: bool, expires_ns: int = NEVER
+    ) -> Node:
         """Hangs a new node below the end of `parent`."""
         node = Node(
             self._new_id(), parent.tree, parent, edge, blocks, parent.end, tail=tail, priority=priority,
-            last_use=self.uses,
+            last_use=self.uses, expires_ns=expires_ns,
         )  # fmt: skip
         key = edge[: self.block_bytes]
         if parent.children is NO_CHILDREN:
@@ -64,11 +101,13 @@ class Forest:
         parent.children.add(key, node)
         parent.tails += tail
         self.nodes[node.node_id] = node
+        self.queue.will_expire(node)
         self._list(node, blocks, node.start)
         return node
 
-    def extend(self, node: Node, edge: bytes, blocks: BlockRun) -> None:
+    def extend(self, node: Node, edge: bytes, blocks: BlockRun, expires_ns: int = NEVER) -> None:
         """Lengthens a leaf."""
+        node.expires_ns = max(node.expires_ns, expires_ns)
         self._list(node, blocks, node.end)
         node.edge += edge
         node.blocks = np.concatenate((node.blocks, blocks))
@@ -85,7 +124,7 @@ class Forest:
             raise ValueError("the root has no edge to split")
         upper = Node(
             self._new_id(), lower.tree, parent, lower.edge[: count * size], lower.blocks[:count], lower.start,
-            priority=lower.priority, last_use=lower.last_use,
+            priority=lower.priority, last_use=lower.last_use, expires_ns=lower.expires_ns,
         )  # fmt: skip
         parent.children.replace(lower.edge[:size], upper)
         lower.edge = lower.edge[count * size :]
@@ -95,6 +134,7 @@ class Forest:
         upper.children = Children()
         upper.children.add(lower.edge[:size], lower)
         self.nodes[upper.node_id] = upper
+        self.queue.will_expire(upper)
         self.node_of[upper.blocks] = upper.node_id
         return upper
 
@@ -107,16 +147,23 @@ class Forest:
     def remove(self, node: Node) -> None:
         """Takes a leaf out of its tree; the caller clears `node_of`. A parent that becomes a leaf may go next."""
         parent = node.parent
-        if parent is None or node.children:
+        if parent is None or node.children or node.anchored:
             raise ValueError("only a leaf can be removed")
         parent.children.remove(node.edge[: self.block_bytes])
         parent.tails -= node.tail
-        del self.nodes[node.node_id]
+        self.forget_node(node)
         if not parent.children:
             if parent.parent is None:
+                self._release_anchor(node.tree)
                 self.forget_if_empty(node.tree)
             else:
-                self.queue.push(parent)
+                self.queue.push(parent, first=True)
+
+    def forget_node(self, node: Node) -> None:
+        """Strikes a node that hangs nowhere any more from the register and the queue."""
+        del self.nodes[node.node_id]
+        if node.order is not None:
+            node.order.discard(node)
 
     def drop_tails(self, node: Node, key: bytes) -> BlockRun:
         """Unlists the children that are tails, a strict prefix of `key` and held by nobody."""
@@ -129,7 +176,7 @@ class Forest:
                 dropped.append(child.blocks)
                 # Its place is taken by what supersedes it: the parent must not be queued or forgotten in between.
                 node.children.remove(key[:length])
-                del self.nodes[child.node_id]
+                self.forget_node(child)
                 node.tails -= 1
         blocks = join_runs(dropped)
         self.node_of[blocks] = 0

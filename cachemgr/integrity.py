@@ -1,7 +1,7 @@
 """The full check: every invariant of the core, recounted from the tables up. It changes nothing.
 
-It trusts no counter and no column that it can derive: references are counted again from leases, pins, credit and
-deferred runs; the trees are walked from their roots; states follow from both. Called by `CacheManager.check_integrity`.
+It trusts no counter and no column that it can derive: references are counted again from leases, pins, credit, deferred
+runs and kept branches; the trees are walked from their roots; states follow from both. Called by `CacheManager.check_integrity`.
 Messages name blocks, nodes, leases and sessions by number, never tokens or tenants.
 """
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from cachemgr.blocks import BlockState
 from cachemgr.ids import BlockRun, NodeId
 from cachemgr.integrity_index import check_queue, check_trees, say
+from cachemgr.integrity_kept import check_kept
+from cachemgr.integrity_quotas import check_quotas
 from cachemgr.leases import Lease
 from cachemgr.state import CacheState
 
@@ -24,12 +26,14 @@ def check_integrity(state: CacheState) -> list[str]:
     holds = _count_holds(state, found)
     _check_pool(state, holds, listed, found)
     _check_leases(state, found)
+    check_kept(state, found)
+    check_quotas(state, found)
     check_queue(state, found)
     return found
 
 
 def _count_holds(state: CacheState, found: list[str]) -> NDArray[np.int64]:
-    """Holds of each block: tables, pins, credit, deferred runs."""
+    """Holds of each block: tables, pins, credit, deferred runs, kept branches."""
     total = state.pool.num_blocks
     runs: list[BlockRun] = []
     for session in state.book.sessions.values():
@@ -39,6 +43,8 @@ def _count_holds(state: CacheState, found: list[str]) -> NDArray[np.int64]:
             runs.append(lease.blocks)
             if lease.copy is not None:
                 runs.append(np.array([lease.copy.source], np.intp))
+    runs += [branch.hold.blocks for branch in state.kept.branches.values()]
+    runs += [pin.blocks for pin in state.pins.values()]
     blocks = np.concatenate(runs) if runs else np.zeros(0, np.intp)
     inside = (blocks >= 1) & (blocks <= total)
     if not inside.all():
@@ -89,20 +95,27 @@ def _check_leases(state: CacheState, found: list[str]) -> None:
     open_blocks: list[BlockRun] = []
     credit: set[int] = set()
     for session in book.sessions.values():
+        if session.epoch != state.epoch or session.deadline_ns < session.attached_ns:
+            found.append(f"session {session.session_id} is of another epoch, or has no deadline")
         if credit & session.credit:
             found.append("a block is in the credit of two sessions")
         credit |= session.credit
     for lease in book.leases.values():
-        users[id(lease.tree)] = users.get(id(lease.tree), 0) + 1
+        for tree in (lease.tree, lease.prefix_tree):
+            users[id(tree)] = users.get(id(tree), 0) + 1
         tables.append(lease.blocks)
-        open_blocks.append(lease.blocks[lease.sealed // state.block_tokens :])
+        open_blocks.append(lease.blocks[lease.sealed // state.block_tokens + (lease.committed > 0) :])
         _check_lease(state, lease, found)
+    for branch in state.kept.branches.values():
+        tables.append(branch.hold.blocks)
+        for tree in (branch.hold.tree, branch.hold.prefix_tree):
+            users[id(tree)] = users.get(id(tree), 0) + 1
     for tree in state.index.forest.trees.values():
         if tree.users != users.get(id(tree), 0):
-            found.append("the users of a tree are not its leases")
+            found.append("the users of a tree are not its leases and kept branches")
     if tables:
         counts = np.bincount(np.concatenate(tables), minlength=state.pool.num_blocks + 1)
-        writable = np.concatenate(open_blocks)
+        writable = np.concatenate([tables[0][:0], *open_blocks])
         say(found, writable[counts[writable] != 1], "writable and in two tables")
         say(found, writable[state.pool.published[writable]], "writable and published")
         if credit & set(np.flatnonzero(counts).tolist()):
@@ -117,12 +130,20 @@ def _check_lease(state: CacheState, lease: Lease, found: list[str]) -> None:
         found.append(f"{name}: a block is twice in its table")
     if not lease.sealed <= min(lease.num_tokens, lease.num_blocks * size):
         found.append(f"{name}: more is sealed than it has tokens or blocks")
-    if lease.store and lease.num_published != lease.sealed // size:
+    whole, rest = divmod(lease.sealed, size)
+    if lease.store and lease.num_published != whole + (lease.committed > 0):
         found.append(f"{name}: sealed whole blocks are not published")
-    if not lease.num_published <= min(lease.num_blocks, lease.sealed // size):
+    if not 0 <= lease.committed <= rest:
+        found.append(f"{name}: more of its last block is committed than is sealed")
+    if not lease.num_published <= min(lease.num_blocks, whole + (lease.committed > 0)):
         found.append(f"{name}: more is published than sealed")
         return
-    say(found, lease.blocks[state.pool.owner[lease.blocks] != lease.owner], f"{name}: of another owner")
+    owners = np.full(lease.num_blocks, lease.owner)
+    if lease.prefix_tree is not None:
+        owners[: lease.prefix_blocks] = lease.prefix_tree.owner
+    say(found, lease.blocks[state.pool.owner[lease.blocks] != owners], f"{name}: of another owner")
+    if (lease.prefix_tree is not None, lease.tree.root.start) != (lease.prefix_blocks > 0, lease.prefix_blocks):
+        found.append(f"{name}: its trees do not fit its prefix")
     if lease.copy is not None and lease.copy.target not in lease.blocks:
         found.append(f"{name}: the target of its copy is not in its table")
     _check_path(state, lease, found)
@@ -134,12 +155,15 @@ def _check_path(state: CacheState, lease: Lease, found: list[str]) -> None:
     depth, table = lease.num_published, lease.table
     while depth:
         node = forest.nodes.get(NodeId(int(forest.node_of[table[depth - 1]])))
-        if node is None or not node.start < depth <= node.end or node.tree is not lease.tree:
+        tree = lease.prefix_tree if depth <= lease.prefix_blocks else lease.tree
+        if node is None or not node.start < depth <= node.end or node.tree is not tree:
             found.append(f"lease {lease.lease_id}: its published blocks are no path of the index")
             return
         count = depth - node.start
         same_blocks = np.array_equal(node.blocks[:count], table[node.start : depth])
-        if not same_blocks or lease.tokens[node.start * size : depth * size] != node.edge[: count * size]:
+        listed = node.edge[: count * size]  # of a committed block fewer tokens may be listed than the lease has
+        first = node.start * size
+        if not same_blocks or lease.tokens[first : first + len(listed)] != listed:
             found.append(f"lease {lease.lease_id}: its tokens or blocks are not those of node {node.node_id}")
             return
         depth = node.start

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cachemgr.eviction import count_idle_tail
 from cachemgr.ids import BlockRun, NodeId
-from cachemgr.nodes import Node, Tree
+from cachemgr.nodes import NEVER, Node, Tree
 from cachemgr.state import CacheState
 from common.layout import TOKEN_BYTES
 
@@ -55,6 +55,7 @@ def check_trees(state: CacheState, found: list[str]) -> NDArray[np.int64]:
             if _check_blocks(state, tree, node, found):
                 np.add.at(listed, node.blocks, 1)
                 node_of[node.blocks] = node.node_id
+    _check_anchors(state, found)
     orphans = [number for number in forest.nodes if number not in reached]
     if orphans:
         found.append(f"nodes {orphans[:MAX_LISTED]} are in the register and in no tree")
@@ -65,20 +66,50 @@ def check_trees(state: CacheState, found: list[str]) -> NDArray[np.int64]:
     return listed
 
 
-def check_queue(state: CacheState, found: list[str]) -> None:
-    """Every leaf that could be evicted is queued once, at no higher rank than its own."""
+def _check_anchors(state: CacheState, found: list[str]) -> None:
+    """A layered tree with prefixes hangs at the end of a node that is there; nothing else hangs anywhere."""
     forest = state.index.forest
-    entries: dict[NodeId, list[tuple[int, int]]] = {}
-    for priority, last_use, node_id in forest.queue.entries:
-        entries.setdefault(node_id, []).append((priority, last_use))
+    counts: dict[NodeId, int] = {}
+    for tree in forest.trees.values():
+        anchor = tree.anchor
+        if (anchor is not None) != (tree.root.start > 0 and bool(tree.root.children)):
+            found.append("a layered tree hangs nowhere, or one without prefixes hangs somewhere")
+        if anchor is None:
+            continue
+        counts[anchor.node_id] = counts.get(anchor.node_id, 0) + 1
+        if forest.nodes.get(anchor.node_id) is not anchor:
+            found.append(f"node {anchor.node_id}: a layered tree hangs below it and it is not in the register")
+        if anchor.tail or anchor.end != tree.root.start or anchor.tree.root.start or anchor.tree.owner == tree.owner:
+            found.append(f"node {anchor.node_id}: a layered tree hangs below it that does not begin where it ends")
     for node in forest.nodes.values():
-        ranks = entries.get(node.node_id, [])
-        if len(ranks) != node.queued:
-            found.append(f"node {node.node_id}: it has {len(ranks)} entries in the eviction queue")
-        if any(rank > (node.priority, node.last_use) for rank in ranks):
-            found.append(f"node {node.node_id}: it is queued above its rank")
-        if not node.queued and not node.children and count_idle_tail(node.blocks, state.pool.references):
+        if node.anchored != counts.get(node.node_id, 0):
+            found.append(f"node {node.node_id}: the number of trees that hang below it is wrong")
+
+
+def check_queue(state: CacheState, found: list[str]) -> None:
+    """Every leaf that could be evicted stands in the order of its owner and priority, what stands anywhere stands where
+    it belongs, and every node that expires is watched."""
+    forest = state.index.forest
+    standing: set[NodeId] = set()
+    for owner, queue in forest.queue.owners.items():
+        for level, order in queue.orders.items():
+            for node in order.nodes():
+                if node.node_id in standing:
+                    found.append(f"node {node.node_id}: it stands in the eviction queue twice")
+                standing.add(node.node_id)
+                if forest.nodes.get(node.node_id) is not node:
+                    found.append(f"node {node.node_id}: it stands in the eviction queue and in no tree")
+                elif node.order is not order or node.tree.owner != owner or queue.level_of(node) != level:
+                    found.append(f"node {node.node_id}: it stands at a wrong place of the eviction queue")
+    watched = {number for _, number in forest.queue.expiries}
+    for node in forest.nodes.values():
+        if (node.order is not None) != (node.node_id in standing):
+            found.append(f"node {node.node_id}: its order is not where it stands")
+        is_leaf = not node.children and not node.anchored
+        if is_leaf and node.order is None and count_idle_tail(node.blocks, state.pool.references):
             found.append(f"node {node.node_id}: it could be evicted and is not queued")
+        if node.expires_ns != NEVER and node.node_id not in watched:
+            found.append(f"node {node.node_id}: it expires and nobody watches it")
 
 
 def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
@@ -115,6 +146,8 @@ def _check_blocks(state: CacheState, tree: Tree, node: Node, found: list[str]) -
         return False
     say(found, blocks[pool.owner[blocks] != tree.owner], f"{name}: of another owner")
     above = node.parent.blocks[-1:] if node.parent is not None else blocks[:0]
+    if node.parent is tree.root and tree.anchor is not None:
+        above = tree.anchor.blocks[-1:]
     if (np.diff(pool.references[np.concatenate((above, blocks))]) > 0).any():
         found.append(f"{name}: a block has more holders than one before it")
     places = np.arange(node.start, node.end)

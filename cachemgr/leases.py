@@ -1,7 +1,8 @@
 """Who holds blocks: sessions, their leases, their credit, and what waits for an acknowledgement.
 
 Invariant: every hold on a block is in exactly one of: a lease's table, a lease's pin (the source of a copy that has not
-been reported), a session's credit, a session's deferred runs. A lease belongs to one attached session. Called by the
+been reported), a session's credit, a session's deferred runs. A lease belongs to one session of this epoch, and a
+session has a deadline: each of its operations puts it off, and a broken stream brings it near. Called by the
 manager's modules, which move the pool's blocks in the same step; it never touches the pool or the index itself.
 """
 
@@ -19,6 +20,8 @@ from common.errors import FailedPrecondition, NotFound
 from common.layout import TOKEN_BYTES
 
 NO_LEASE: Final = LeaseId(0)
+DEFAULT_LEASE_NS: Final = 10_000_000_000
+DEFAULT_GRACE_NS: Final = 5_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +36,11 @@ class Lease:
     copy:          the plan that has not been reported yet; its source is pinned
     store:         whether its blocks may still be published
     grew:          whether it has published blocks itself
+    root:          cache key root that it was asked for under
+    committed:     published tokens of the partly filled block at its sealed mark; 0: none. While there are, that block
+                   is one of `num_published` and must be made writable before it is written
+    prefix_blocks: leading blocks of the table that lie in `prefix_tree`, the tree of a wider scope; others in `tree`
+    ttl_ns:        how long what it publishes or uses stays after its last use at most; 0 means as long as there is room
     """
 
     lease_id: LeaseId
@@ -54,6 +62,11 @@ class Lease:
     granted_ns: int
     parent: LeaseId = NO_LEASE
     grew: bool = False
+    root: bytes = b""
+    committed: int = 0
+    prefix_tree: Tree | None = None
+    prefix_blocks: int = 0
+    ttl_ns: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +100,11 @@ class Deferred:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One attached decoder."""
+    """One attached decoder.
+
+    deadline_ns: when it is over if it says nothing; see `LeaseBook.lapsed`
+    away:        its stream is broken and may come back until the deadline; it can do nothing meanwhile
+    """
 
     session_id: SessionId
     decoder_name: str
@@ -97,6 +114,9 @@ class Session:
     credit: set[int] = field(default_factory=set)
     deferred: list[Deferred] = field(default_factory=list)
     queued_requests: int = 0
+    epoch: int = 0
+    deadline_ns: int = 0
+    away: bool = False
 
     def lease(self, lease_id: LeaseId) -> Lease:
         """Its lease of that id. Raises NotFound, also where another session has it."""
@@ -115,9 +135,17 @@ class Session:
 
 
 class LeaseBook:
-    """All sessions and leases, and the quarantine of sessions that are over."""
+    """All sessions and leases, and the quarantine of sessions that are over.
 
-    def __init__(self) -> None:
+    lease_ns: how long a session lives that says nothing
+    grace_ns: how long one whose stream broke has to come back
+    """
+
+    def __init__(self, *, epoch: int = 0, lease_ns: int = DEFAULT_LEASE_NS, grace_ns: int = DEFAULT_GRACE_NS) -> None:
+        self.epoch = epoch
+        self.lease_ns = lease_ns
+        self.grace_ns = grace_ns
+        self.fenced_operations = 0
         self.sessions: dict[SessionId, Session] = {}
         self.leases: dict[LeaseId, Lease] = {}
         self.quarantine: dict[SessionId, BlockRun] = {}
@@ -127,16 +155,42 @@ class LeaseBook:
     def open_session(self, decoder_name: str, process_id: int, now_ns: int) -> Session:
         """A new session with an id of its own."""
         self._last_session += 1
-        session = Session(SessionId(self._last_session), decoder_name, process_id, now_ns)
+        session = Session(SessionId(self._last_session), decoder_name, process_id, now_ns, epoch=self.epoch)
+        session.deadline_ns = now_ns + self.lease_ns
         self.sessions[session.session_id] = session
         return session
 
     def session(self, session_id: SessionId) -> Session:
-        """The attached session. Raises FailedPrecondition where it is over or never was."""
+        """The attached session. Raises FailedPrecondition where it is over or never was, and counts that."""
         session = self.sessions.get(session_id)
         if session is None:
+            self.fenced_operations += 1
             raise FailedPrecondition("the session is not attached", reason="SESSION_OVER")
         return session
+
+    def renew(self, session_id: SessionId, now_ns: int) -> None:
+        """A session has said something. Raises FailedPrecondition, and counts it, where it is over or away."""
+        session = self.session(session_id)
+        if session.away:
+            self.fenced_operations += 1
+            raise FailedPrecondition("the stream of this session is broken", reason="SESSION_AWAY")
+        session.deadline_ns = max(session.deadline_ns, now_ns + self.lease_ns)
+
+    def leave(self, session_id: SessionId, now_ns: int) -> None:
+        """The stream of a session broke: it has the grace time to come back."""
+        session = self.session(session_id)
+        session.away = True
+        session.deadline_ns = now_ns + self.grace_ns
+
+    def come_back(self, session_id: SessionId, now_ns: int) -> None:
+        """A session has a stream again."""
+        session = self.session(session_id)
+        session.away = False
+        session.deadline_ns = now_ns + self.lease_ns
+
+    def lapsed(self, now_ns: int) -> list[SessionId]:
+        """Sessions whose deadline has passed. They live on, and can be renewed, until they are detached."""
+        return [number for number, session in self.sessions.items() if session.deadline_ns <= now_ns]
 
     def next_lease_id(self) -> LeaseId:
         """A lease id that was never used."""
@@ -148,12 +202,16 @@ class LeaseBook:
         self.leases[lease.lease_id] = lease
         self.sessions[lease.session_id].leases[lease.lease_id] = lease
         lease.tree.users += 1
+        if lease.prefix_tree is not None:
+            lease.prefix_tree.users += 1
 
     def remove(self, lease: Lease) -> None:
         """Forgets a lease."""
         del self.leases[lease.lease_id]
         del self.sessions[lease.session_id].leases[lease.lease_id]
         lease.tree.users -= 1
+        if lease.prefix_tree is not None:
+            lease.prefix_tree.users -= 1
 
 
 def to_wire(blocks: BlockRun) -> BlockArray:

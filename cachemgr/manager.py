@@ -9,20 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cachemgr import admission, branches, integrity, listing, reports, upkeep
+from cachemgr import admission, branches, integrity, kept, listing, reports, resuming, upkeep
 from cachemgr.blocks import BlockState
+from cachemgr.events import EventLog
 from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
-from cachemgr.results import Acquired, Branch, CopyPlan, DetachOutcome, Reported, SequenceReport
+from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, to_wire
+from cachemgr.manager_quotas import ManagerQuotas
+from cachemgr.manager_views import ManagerViews
+from cachemgr.results import (
+    Acquired,
+    Branch,
+    CopyPlan,
+    DetachOutcome,
+    Reported,
+    ScopeSpan,
+    SequenceReport,
+    Waiting,
+)
+from cachemgr.resuming import Held, Resumed
 from cachemgr.state import CacheState
-from cachemgr.views import BlockView, LeaseView, Page, PrefixView, SessionView, Snapshot
+from cachemgr.views import BlockView, BranchView, LeaseView, Page, PrefixView, SessionView, Snapshot
 
 
-class CacheManager:
+class CacheManager(ManagerQuotas, ManagerViews):
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks
     name_bits:       below 128 the weak-hash test mode: names are cut to so many bits and collisions are counted
     fail_allocation: n > 0 makes the n-th allocation fail, once (test knob)
+    events:          where changes are logged; one of its own where none is given
+    lease_ns:        a session that says nothing for so long has lapsed
+    grace_ns:        so has one whose stream broke and did not come back for so long
     on_free:         sees each array of freed block ids (intp) as they are freed; must not call back
     """
 
@@ -35,6 +52,9 @@ class CacheManager:
         name_bits: int = 128,
         fail_allocation: int = 0,
         on_free: Callable[[BlockRun], None] | None = None,
+        events: EventLog | None = None,
+        lease_ns: int = DEFAULT_LEASE_NS,
+        grace_ns: int = DEFAULT_GRACE_NS,
     ) -> None:
         self._state = CacheState(
             num_blocks=num_blocks,
@@ -43,6 +63,9 @@ class CacheManager:
             name_bits=name_bits,
             fail_allocation=fail_allocation,
             on_free=on_free,
+            events=events,
+            lease_ns=lease_ns,
+            grace_ns=grace_ns,
         )
 
     @property
@@ -57,8 +80,11 @@ class CacheManager:
 
     def attach(self, *, decoder_name: str, process_id: int, now_ns: int) -> SessionId:
         """Opens a session."""
+        self._state.now_ns = now_ns
         self._state.revision += 1
-        return self._state.book.open_session(decoder_name, process_id, now_ns).session_id
+        session = self._state.book.open_session(decoder_name, process_id, now_ns).session_id
+        self._state.events.add("session_attached", now_ns, session=session, decoder=decoder_name)
+        return session
 
     def detach(self, session: SessionId, *, process_dead: bool, now_ns: int) -> DetachOutcome:
         """Ends a session: its leases end, published blocks stay. What its process could still write, its credit
@@ -66,7 +92,37 @@ class CacheManager:
 
         Raises FailedPrecondition where the session is not attached.
         """
+        self._state.now_ns = now_ns
         return upkeep.detach(self._state, session, process_dead=process_dead)
+
+    def heartbeat(self, session: SessionId, now_ns: int) -> None:
+        """A session has said something; every operation counts as that. Raises FailedPrecondition where it is over, or
+        away."""
+        self._state.book.renew(session, now_ns)
+
+    def away(self, session: SessionId, now_ns: int) -> None:
+        """The stream of a session broke: everything stays as it is for the grace time, and it can do nothing but
+        `resume`. Raises FailedPrecondition where it is over."""
+        self._state.book.leave(session, now_ns)
+
+    def resume(self, session: SessionId, held: Sequence[Held], credit: BlockArray, now_ns: int) -> Resumed:
+        """A session goes on with what its decoder presents: its sequences, and its unused credit (int32). What was told
+        and not heard is taken over, what was answered and not heard is let go. A sequence that does not fit has lost
+        its lease. The answer is acknowledged as that of a report.
+
+        Raises FailedPrecondition where the session is over; InvalidArgument where the credit is not the session's.
+        """
+        self._state.now_ns = now_ns
+        return resuming.resume(self._state, session, held, credit, now_ns)
+
+    @property
+    def fenced_operations(self) -> int:
+        """Operations that were refused because their session was over, or away."""
+        return self._state.book.fenced_operations
+
+    def count_fenced(self) -> None:
+        """One more was refused before it got here."""
+        self._state.book.fenced_operations += 1
 
     def process_gone(self, session: SessionId) -> int:
         """Frees the quarantine of a session that is over: its process is dead or has acknowledged. Returns how many
@@ -86,14 +142,31 @@ class CacheManager:
         no_store: bool = False,
         resumed: bool = False,
         priority: int = 50,
+        ttl_ns: int = 0,
+        base: bytes = b"",
+        base_tokens: int = 0,
+        will_keep: bool = False,
+        prefix: ScopeSpan | None = None,
+        may_wait: bool = False,
         now_ns: int,
-    ) -> Acquired:
+    ) -> Acquired | Waiting:
         """Leases a table for all `tokens` (packed int32, at least one): the longest cached prefix is shared, but never
         the last token; the rest is new. Where the match ends inside a block, any number of tokens is worth a copy.
 
-        Counts a hit or a miss unless `resumed`. `no_read` matches nothing, `no_store` never publishes. Raises
-        ResourceExhausted (EXCEEDS_POOL: can never fit; POOL_FULL: not now), InvalidArgument, FailedPrecondition.
+        What it publishes or uses goes `ttl_ns` (0: never) after its last use, and before that by `priority`. Counts a
+        hit or a miss unless `resumed`. `no_read` matches nothing, `no_store` never publishes. `base` names a
+        kept branch of the tenant that the sequence continues, from its first `base_tokens` tokens (0: all): `tokens`
+        come after those, and may be none. `will_keep` says that the sequence is to be kept at its end. Whole blocks of
+        `prefix` are looked for in, and published into, the wider tree that it names; the rest below them.
+
+        With `may_wait` the answer is `Waiting`, and no lease, where a sequence that may share with this one computes
+        at least one block more of the prompt now: ask again when `take_ready_waits` has it, or without `may_wait`.
+
+        Raises ResourceExhausted (EXCEEDS_POOL: can never fit; POOL_FULL: not now; TOO_MANY_KEPT), NotFound
+        (BRANCH_NOT_FOUND), InvalidArgument, FailedPrecondition.
         """
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return admission.acquire(
             self._state,
             session,
@@ -106,8 +179,18 @@ class CacheManager:
             no_store=no_store,
             resumed=resumed,
             priority=priority,
+            ttl_ns=ttl_ns,
+            base=base,
+            base_tokens=base_tokens,
+            will_keep=will_keep,
+            prefix=prefix,
+            may_wait=may_wait,
             now_ns=now_ns,
         )
+
+    def take_ready_waits(self) -> list[tuple[SessionId, int]]:
+        """The waits (session, wait id) that are over since the last call: to be told to their sessions."""
+        return self._state.waits.take_ready()
 
     def report(
         self,
@@ -128,6 +211,8 @@ class CacheManager:
         A bad sequence is in `refusals` and its lease is over; the others are done. Raises InvalidArgument for a bad
         number or foreign `returned` blocks, FailedPrecondition for a session that is over; then nothing was done.
         """
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return reports.report(
             self._state,
             session,
@@ -138,6 +223,7 @@ class CacheManager:
             preemptions=preemptions,
             queued=queued,
             applied_revision=applied_revision,
+            now_ns=now_ns,
         )
 
     def fork(
@@ -148,6 +234,8 @@ class CacheManager:
 
         Raises InvalidArgument, NotFound (no such lease of this session), FailedPrecondition.
         """
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return branches.fork(self._state, session, lease, samples, num_tokens, now_ns)
 
     def rollback(self, session: SessionId, lease: LeaseId, num_tokens: int, now_ns: int) -> CopyPlan | None:
@@ -156,15 +244,51 @@ class CacheManager:
 
         Raises InvalidArgument, NotFound, FailedPrecondition (COPY_PENDING), ResourceExhausted.
         """
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return branches.rollback(self._state, session, lease, num_tokens, now_ns)
 
     def make_writable(self, session: SessionId, lease: LeaseId, now_ns: int) -> CopyPlan | None:
         """Makes sure that the block of the first token not sealed has one holder: None where that is so already, else
         the table has a fresh block there and the plan fills it. Raises as `rollback`."""
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return branches.make_writable(self._state, session, lease)
+
+    def block_table(self, session: SessionId, lease: LeaseId) -> BlockArray:
+        """The block table of a lease, int32, a copy. Raises NotFound, FailedPrecondition."""
+        return to_wire(self._state.book.session(session).lease(lease).blocks)
+
+    def commit(self, session: SessionId, lease: LeaseId, num_tokens: int, now_ns: int) -> None:
+        """Publishes the first `num_tokens` (1..sealed tokens) tokens of a sequence that goes on, a partly filled block
+        too: that one must be made writable before it is written again.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition (NO_STORE).
+        """
+        self._state.book.renew(session, now_ns)
+        branches.commit(self._state, session, lease, num_tokens)
+
+    def fork_kept(
+        self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int
+    ) -> int:
+        """More kept branches of one, under `names`; they share every block. Returns how many tokens each has.
+
+        Raises NotFound (BRANCH_NOT_FOUND), InvalidArgument, ResourceExhausted (TOO_MANY_KEPT); then there is none.
+        """
+        return kept.fork(self._state, tenant, name, names, ttl_ns, now_ns)
+
+    def rollback_kept(self, tenant: TenantId, name: bytes, num_tokens: int, *, now_ns: int) -> None:
+        """Cuts a kept branch back to `num_tokens` (1..its tokens). Raises NotFound, InvalidArgument."""
+        kept.rollback(self._state, tenant, name, num_tokens, now_ns)
+
+    def drop_kept(self, tenant: TenantId, name: bytes, *, now_ns: int) -> None:
+        """Ends a kept branch; what it has published stays cached. Raises NotFound."""
+        kept.drop(self._state, tenant, name, now_ns)
 
     def credit(self, session: SessionId, wanted: int, now_ns: int) -> BlockArray:
         """Hands up to `wanted` blocks to the session ahead of need (int32), evicting cached ones; perhaps none."""
+        self._state.now_ns = now_ns
+        self._state.book.renew(session, now_ns)
         return reports.credit(self._state, session, wanted)
 
     def evict(self, *, num_blocks: int | None = None, tenant: TenantId | None = None, everything: bool = False) -> int:
@@ -177,8 +301,13 @@ class CacheManager:
         Returns how many blocks were unlisted."""
         return upkeep.purge(self._state, tenant)
 
-    def tick(self, now_ns: int) -> None:
-        """Time passes. Nothing in this core ends by itself yet: a lease lives as long as its session."""
+    def tick(self, now_ns: int) -> list[SessionId]:
+        """Time passes: kept branches, pins and prefixes that have expired end. Returns the sessions that have lapsed:
+        whoever knows whether their processes live detaches them; until then they can still be heard."""
+        self._state.now_ns = now_ns
+        kept.expire(self._state, now_ns)
+        upkeep.expire(self._state)
+        return self._state.book.lapsed(now_ns)
 
     def snapshot(self) -> Snapshot:
         """All counters at one moment."""
@@ -199,6 +328,10 @@ class CacheManager:
     def list_leases(self, after: int = 0, limit: int = 100) -> Page[LeaseView]:
         """Leases by id."""
         return listing.list_leases(self._state, after, limit)
+
+    def list_branches(self, after: int = 0, limit: int = 100) -> Page[BranchView]:
+        """Kept branches by number."""
+        return listing.list_branches(self._state, after, limit)
 
     def list_sessions(self, after: int = 0, limit: int = 100) -> Page[SessionView]:
         """Attached sessions by id."""

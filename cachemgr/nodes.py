@@ -1,11 +1,13 @@
 """Nodes and trees of the prefix index, and the comparison of token strings.
 
 A node owns the tokens of its edge and the blocks that hold them: whole blocks, or, in a *tail* node, one block that is
-partly filled. Invariant: a tail has no children. Written by `forest.py`, `radix.py` and `eviction.py` alone; the views
-read it. It never touches the pool.
+partly filled. Invariant: a tail has neither children nor anchored trees. Written by `forest.py`, `radix.py` and
+`eviction.py` alone; the views read it. It never touches the pool.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,9 +15,13 @@ from cachemgr.children import Children
 from cachemgr.ids import BlockRun, NodeId
 from common.layout import TOKEN_BYTES
 
+if TYPE_CHECKING:
+    from cachemgr.policies import Order
+
 NO_CHILDREN = Children()
 NO_BLOCKS: BlockRun = np.zeros(0, np.intp)
 NO_BLOCKS.setflags(write=False)
+NEVER: Final = 1 << 62  # of times: later than any
 _SHORT_BYTES = 512  # below this, one big-integer xor beats numpy's fixed costs
 
 
@@ -26,20 +32,24 @@ class Node:
     start:    index of the first block in the sequence from the root
     children: by their first blocks; nodes without any share one empty map
     tails:    how many children are tails
-    queued:   an entry of the eviction queue names this node
+    anchored: how many trees with prefixes hang at its end: it is no leaf while there is one
+    order:    the order of eviction that it stands in
+    expires_ns: time after which it goes first; it never lies before that of a child, unless that is held
     name:     cached chained name of the last block; empty means not computed
     """
 
     __slots__ = (
+        "anchored",
         "blocks",
         "children",
         "edge",
+        "expires_ns",
         "last_use",
         "name",
         "node_id",
+        "order",
         "parent",
         "priority",
-        "queued",
         "start",
         "tail",
         "tails",
@@ -58,6 +68,7 @@ class Node:
         tail: bool = False,
         priority: int = 0,
         last_use: int = 0,
+        expires_ns: int = NEVER,
     ) -> None:
         self.node_id = node_id
         self.tree = tree
@@ -70,7 +81,9 @@ class Node:
         self.last_use = last_use
         self.children = NO_CHILDREN
         self.tails = 0
-        self.queued = False
+        self.anchored = 0
+        self.order: Order | None = None
+        self.expires_ns = expires_ns
         self.name = b""
 
     @property
@@ -80,15 +93,22 @@ class Node:
 
 
 class Tree:
-    """The prefixes of one cache key root of one owner. `users` counts the leases that may still publish here."""
+    """The prefixes of one cache key root of one owner. `users` counts the leases that may still publish here.
 
-    __slots__ = ("owner", "root", "root_key", "users")
+    A *layered* tree holds what comes after a prefix in the tree of a wider scope. Its root starts where that prefix
+    ends (`root.start` > 0), its key binds the wider tree and the tokens before it; `base_key` is the root without them.
+    anchor: the node of the wider tree that ends there; set exactly while a layered tree has prefixes
+    """
 
-    def __init__(self, owner: int, root_key: bytes) -> None:
+    __slots__ = ("anchor", "base_key", "owner", "root", "root_key", "users")
+
+    def __init__(self, owner: int, root_key: bytes, base_key: bytes = b"", start: int = 0) -> None:
         self.owner = owner
         self.root_key = root_key
+        self.base_key = base_key or root_key
         self.users = 0
-        self.root = Node(NodeId(0), self, None, b"", NO_BLOCKS, 0)
+        self.anchor: Node | None = None
+        self.root = Node(NodeId(0), self, None, b"", NO_BLOCKS, start)
 
 
 def common_tokens(left: bytes, right: bytes) -> int:

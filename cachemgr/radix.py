@@ -8,16 +8,17 @@ frees or allocates a block, and never drops one that is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cachemgr.eviction import count_idle_tail
 from cachemgr.forest import Forest
 from cachemgr.ids import BlockRun, NodeId
-from cachemgr.nodes import NO_BLOCKS, Node, Tree, common_tokens, join_runs
+from cachemgr.nodes import NEVER, NO_BLOCKS, Node, Tree, common_tokens, join_runs
+from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
+from cachemgr.reclaim import Reclaimer
 from common.layout import TOKEN_BYTES
 
 MAX_GROWN_BLOCKS = 1024  # a node that grows block by block is copied each time; beyond this a child is begun
@@ -39,17 +40,26 @@ class Match:
 class PrefixIndex:
     """What is cached, by tokens. `references` is the pool's column: at 1, nobody but the index has the block."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, references: NDArray[np.int32]) -> None:
-        self.forest = Forest(num_blocks, block_tokens, references)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        references: NDArray[np.int32],
+        policy: Policy = POLICIES[DEFAULT_POLICY],
+    ) -> None:
+        self.forest = Forest(num_blocks, block_tokens, references, policy)
+        self._reclaimer = Reclaimer(self.forest, references)
         self.block_tokens = block_tokens
         self.block_bytes = block_tokens * TOKEN_BYTES
-        self._references = references
+        self.references = references
 
     def match(self, tree: Tree, tokens: bytes, num_tokens: int) -> Match:
-        """The longest cached prefix of the first `num_tokens` of `tokens`. Changes nothing."""
+        """The longest cached prefix of the first `num_tokens` of `tokens`, in a layered tree of those after its start.
+        Changes nothing."""
         limit, size = num_tokens * TOKEN_BYTES, self.block_bytes
         runs: list[BlockRun] = []
-        node, offset = tree.root, 0
+        node = tree.root
+        offset = node.start * size
         while offset < limit:
             key = tokens[offset : min(offset + size, limit)]
             child = node.children.get(key) if len(key) == size else None
@@ -79,23 +89,51 @@ class PrefixIndex:
             break
         return Match(join_runs(runs), 0, 0, node)
 
-    def touch(self, node: Node, priority: int) -> None:
-        """A use of a path: its nodes become the most recently used; their priority rises to `priority`."""
-        self.forest.uses += 1
-        uses = self.forest.uses
+    def touch(self, node: Node, priority: int, expires_ns: int = NEVER) -> None:
+        """A use of a path, also through the wider tree that it hangs below: its nodes become the most recently used;
+        their priority rises to `priority`, their expiry to `expires_ns`."""
+        forest = self.forest
+        forest.uses += 1
+        uses = forest.uses
         step: Node | None = node
         while step is not None:
+            if step.parent is None:
+                step = step.tree.anchor
+                continue
             step.last_use = uses
-            if step.priority < priority:
-                step.priority = priority
+            if step.expires_ns < expires_ns:
+                step.expires_ns = expires_ns
+            if step.order is None or step.priority < priority:
+                step.priority = max(step.priority, priority)
+                forest.queue.use(step)
+            else:
+                step.order.use(step)
             step = step.parent
 
     def cursor(self, tree: Tree, table: BlockRun, depth: int) -> Node:
-        """The node that lists block `depth` - 1 of a sequence whose first `depth` table blocks are published."""
-        return self.forest.nodes[NodeId(int(self.forest.node_of[table[depth - 1]]))] if depth else tree.root
+        """The node that lists block `depth` - 1 of a sequence whose first `depth` table blocks are published; the root
+        of `tree` where that block lies before it."""
+        if depth <= tree.root.start:
+            return tree.root
+        return self.forest.nodes[NodeId(int(self.forest.node_of[table[depth - 1]]))]
+
+    def hang(self, tree: Tree, table: BlockRun) -> None:
+        """Before anything is listed in a layered tree: hangs it at the end of its prefix, whose blocks `table` begins
+        with; they are published."""
+        if tree.root.start and tree.anchor is None:
+            above = self.forest.nodes[NodeId(int(self.forest.node_of[table[tree.root.start - 1]]))]
+            self.forest.anchor(tree, above)
 
     def insert(
-        self, node: Node, depth: int, tokens: bytes, blocks: BlockRun, *, priority: int, grow: bool
+        self,
+        node: Node,
+        depth: int,
+        tokens: bytes,
+        blocks: BlockRun,
+        *,
+        priority: int,
+        grow: bool,
+        expires_ns: int = NEVER,
     ) -> tuple[BlockRun, BlockRun]:
         """Lists whole `blocks` that hold `tokens`, below the first `depth` blocks of the path to `node` (a cursor).
 
@@ -122,15 +160,16 @@ class PrefixIndex:
             existing = join_runs(found)
             new = blocks[len(existing) :]
             superseded = self.forest.drop_tails(node, key)
-            if grow and not found and not node.children and 0 < len(node.blocks) < MAX_GROWN_BLOCKS:
-                self.forest.extend(node, tokens[offset:], new)
+            is_leaf = not node.children and not node.anchored
+            if grow and not found and is_leaf and 0 < len(node.blocks) < MAX_GROWN_BLOCKS:
+                self.forest.extend(node, tokens[offset:], new, expires_ns)
             else:
-                self.forest.add_child(node, tokens[offset:], new, priority, tail=False)
+                self.forest.add_child(node, tokens[offset:], new, priority, tail=False, expires_ns=expires_ns)
             return existing, superseded
         return join_runs(found), NO_BLOCKS
 
     def insert_tail(
-        self, node: Node, depth: int, tokens: bytes, block: BlockRun, *, priority: int
+        self, node: Node, depth: int, tokens: bytes, block: BlockRun, *, priority: int, expires_ns: int = NEVER
     ) -> tuple[Node | None, BlockRun]:
         """Lists one partly filled block (int [1]) at a cursor, unless the tree covers its `tokens` there already.
 
@@ -145,7 +184,8 @@ class PrefixIndex:
         if after is not None and after.edge.startswith(tokens):
             return None, NO_BLOCKS
         superseded = self.forest.drop_tails(node, tokens)
-        return self.forest.add_child(node, tokens, block, priority, tail=True), superseded
+        child = self.forest.add_child(node, tokens, block, priority, tail=True, expires_ns=expires_ns)
+        return child, superseded
 
     def requeue(self, block: int) -> None:
         """Tells the eviction queue that a published block may have lost its last holder."""
@@ -156,7 +196,7 @@ class PrefixIndex:
     def drop_superseded(self, block: int) -> BlockRun:
         """Unlists the tail in `block` if nobody holds it and a longer sibling covers it; returns what was unlisted."""
         node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
-        if node is None or not node.tail or node.parent is None or self._references[block] > 1:
+        if node is None or not node.tail or node.parent is None or self.references[block] > 1:
             return NO_BLOCKS
         after, _ = node.parent.children.around(node.edge + b"\0")
         if after is None or not after.edge.startswith(node.edge):
@@ -165,48 +205,28 @@ class PrefixIndex:
         self.forest.node_of[block] = 0
         return node.blocks
 
-    def evict(self, count: int, accept: Callable[[Tree], bool] | None = None) -> BlockRun:
-        """Unlists up to `count` blocks that nobody holds, in the order of the queue; returns them.
-
-        `accept` chooses trees; the blocks of others stay.
-        """
-        runs: list[BlockRun] = []
-        aside: list[Node] = []
-        while count > 0:
-            node = self.forest.queue.pop()
-            if node is None:
-                break
-            if accept is not None and not accept(node.tree):
-                aside.append(node)
-                continue
-            idle = count_idle_tail(node.blocks, self._references)
-            dropped = min(idle, count)
-            count -= dropped
-            if dropped == len(node.blocks):
-                runs.append(node.blocks)
-                self.forest.remove(node)
-            elif dropped:
-                runs.append(node.blocks[-dropped:])
-                self.forest.trim(node, len(node.blocks) - dropped)
-                if dropped < idle:
-                    self.forest.queue.push(node)
-        for node in aside:
-            self.forest.queue.push(node)
-        evicted = join_runs(runs)
+    def evict(self, budgets: Mapping[int, int], count: int) -> BlockRun:
+        """Unlists up to `count` blocks that nobody holds, of each owner number at most its budget, in the order of the
+        queue; returns them."""
+        evicted = join_runs(self._reclaimer.take(budgets, count))
         self.forest.node_of[evicted] = 0
         return evicted
 
-    def remove_owner(self, owner: int) -> BlockRun:
-        """Unlists everything of an owner, held or not; returns the blocks."""
+    def remove_owner(self, owner: int) -> tuple[BlockRun, list[Tree]]:
+        """Unlists everything of an owner, held or not, and what others have hung below it; the blocks and the trees."""
+        trees = self.forest.trees.values()
+        dropped = [tree for tree in trees if tree.owner == owner]
+        below = [tree for tree in trees if tree.anchor is not None and tree.anchor.tree.owner == owner != tree.owner]
+        dropped += below
         runs = []
-        for tree in [tree for tree in self.forest.trees.values() if tree.owner == owner]:
+        for tree in dropped:
             stack = list(tree.root.children)
             while stack:
                 node = stack.pop()
                 stack += node.children
                 runs.append(node.blocks)
-                del self.forest.nodes[node.node_id]
-            del self.forest.trees[owner, tree.root_key]
+                self.forest.forget_node(node)
+            self.forest.drop_tree(tree)
         blocks = join_runs(runs)
         self.forest.node_of[blocks] = 0
-        return blocks
+        return blocks, dropped

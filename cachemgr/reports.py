@@ -12,8 +12,9 @@ import numpy as np
 
 from cachemgr.blocks import NO_OWNER
 from cachemgr.ids import BlockArray, BlockRun, SessionId
+from cachemgr.kept import keep, relieve
 from cachemgr.leases import Deferred, Lease, Session, to_wire
-from cachemgr.results import Refusal, Replacement, Reported, SequenceReport
+from cachemgr.results import Kept, Refusal, Replacement, Reported, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
@@ -31,6 +32,7 @@ def report(
     preemptions: int,
     queued: int,
     applied_revision: int,
+    now_ns: int,
 ) -> Reported:
     """See `CacheManager.report`."""
     session = state.book.session(session_id)
@@ -41,14 +43,16 @@ def report(
         state.let_go(run)
     if back:
         session.credit.difference_update(back)
+        state.pool.ownership.untouched(_run(back))
         state.pool.unhold(_run(back))
     replacements: list[Replacement] = []
     refusals: list[Refusal] = []
+    kept: list[Kept] = []
     for sequence in sequences:
         try:
-            replacement = _apply(state, session, sequence)
+            replacement = _apply(state, session, sequence, kept, now_ns)
         except TesseraError as error:
-            _end_refused(state, session, sequence)
+            end_refused(state, session, sequence)
             refusals.append(Refusal(sequence.lease_id, error))
         else:
             if replacement is not None:
@@ -57,7 +61,7 @@ def report(
     counters.generated_tokens += generated_tokens
     counters.preemptions += preemptions
     session.queued_requests = queued
-    return Reported(replacements, refusals, _grant_credit(state, session, wanted), state.revision)
+    return Reported(replacements, refusals, _grant_credit(state, session, wanted), state.revision, kept)
 
 
 def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
@@ -71,11 +75,14 @@ def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
 
 def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
     """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
-    count = min(wanted, state.room)
+    room = state.room_for(NO_OWNER)
+    if wanted > room and relieve(state, wanted - room):
+        room = state.room_for(NO_OWNER)
+    count = min(wanted, room)
     if not count:
         return np.zeros(0, np.int32)
     try:
-        state.require(count, state.room)
+        state.require(count, room)
     except ResourceExhausted:
         return np.zeros(0, np.int32)
     blocks = state.allocate(count, NO_OWNER)
@@ -83,13 +90,16 @@ def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArra
     return to_wire(blocks)
 
 
-def _apply(state: CacheState, session: Session, sequence: SequenceReport) -> Replacement | None:
+def _apply(
+    state: CacheState, session: Session, sequence: SequenceReport, kept: list[Kept], now_ns: int
+) -> Replacement | None:
     lease = session.lease(sequence.lease_id)
     taken = _checked_credit(session, sequence.taken_blocks, "taken_blocks")
     sealed = _checked_seal(state, lease, sequence, len(taken))
     if taken:
+        _require_quota(state, lease.owner, len(taken))
         session.credit.difference_update(taken)
-        state.pool.owner[taken] = lease.owner
+        state.pool.ownership.give(_run(taken), lease.owner)
         lease.append(taken)
     lease.tokens += sequence.tokens
     if sequence.copied and lease.copy is not None:
@@ -101,9 +111,23 @@ def _apply(state: CacheState, session: Session, sequence: SequenceReport) -> Rep
         return replacement
     publish_tail(state, lease)
     if lease.num_published:
-        state.index.touch(state.index.cursor(lease.tree, lease.table, lease.num_published), lease.priority)
-    state.end_lease(session, lease)
+        last = state.index.cursor(lease.tree, lease.table, lease.num_published)
+        state.index.touch(last, lease.priority, state.expiry(lease.ttl_ns))
+    if sequence.keep is None:
+        state.end_lease(session, lease)
+    else:
+        kept.append(keep(state, session, lease, sequence.keep, now_ns))
     return None
+
+
+def _require_quota(state: CacheState, owner: int, count: int) -> None:
+    """Makes room for `count` blocks of credit below an owner's ceiling, by what it holds idle. Raises
+    ResourceExhausted where that is not enough."""
+    left = state.quotas.left(owner)
+    if count > left:
+        relieve(state, count - left, owner=owner)
+    state.quotas.check(owner, count)
+    state.keep_ceiling(owner, count)
 
 
 def _checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num_taken: int) -> int:
@@ -119,6 +143,8 @@ def _checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num
         return lease.sealed
     if not lease.sealed <= sealed <= highest:
         raise InvalidArgument("sealed_tokens", f"is {sealed}; allowed is {lease.sealed}..{highest}")
+    if lease.committed and sealed > lease.sealed:
+        raise InvalidArgument("sealed_tokens", "the block there is committed; make it writable before it is written")
     if lease.copy is not None and not sequence.copied:
         raise InvalidArgument("copied", "the copy of the lease must have run before tokens after it are sealed")
     return sealed
@@ -131,7 +157,7 @@ def _checked_credit(session: Session, blocks: BlockArray, name: str) -> list[int
     return numbers
 
 
-def _end_refused(state: CacheState, session: Session, sequence: SequenceReport) -> None:
+def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -> None:
     """Ends a refused lease. The decoder may still use its blocks, so all of them wait for its acknowledgement: also the
     published ones, which what is pinned may hang below. The credit that it took waits with them."""
     taken = [block for block in set(sequence.taken_blocks.tolist()) if block in session.credit]

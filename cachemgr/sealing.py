@@ -7,26 +7,48 @@ blocks, and its own duplicates stay held until the decoder acknowledges. Called 
 
 from __future__ import annotations
 
+import numpy as np
+
 from cachemgr.ids import BlockRun
 from cachemgr.leases import Deferred, Lease, Session, to_wire
+from cachemgr.nodes import Tree
 from cachemgr.results import Replacement
 from cachemgr.state import CacheState
 from common.layout import TOKEN_BYTES
 
 
 def seal(state: CacheState, session: Session, lease: Lease, sealed: int) -> Replacement | None:
-    """Raises the sealed mark to `sealed` tokens and publishes each block that is whole now."""
+    """Raises the sealed mark to `sealed` tokens and publishes each block that is whole now, those of a prefix in a
+    wider scope into its tree."""
     lease.sealed = max(lease.sealed, sealed)
     first, end = lease.num_published, lease.sealed // state.block_tokens
     if not lease.store or end <= first:
         return None
-    index = state.index
+    border = lease.prefix_blocks
+    if lease.prefix_tree is None or first >= border:
+        return _publish(state, session, lease, lease.tree, end)
+    above = _publish(state, session, lease, lease.prefix_tree, min(end, border))
+    if end <= border:
+        return above
+    below = _publish(state, session, lease, lease.tree, end)
+    if above is None or below is None:
+        return above or below
+    # What is listed below a prefix is listed only while all of the prefix is: the two runs are neighbours.
+    return Replacement(lease.lease_id, above.first_index, np.concatenate((above.blocks, below.blocks)))
+
+
+def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end: int) -> Replacement | None:
+    """Lists the blocks from the first that is not published to `end` in one tree."""
+    first, index = lease.num_published, state.index
     size = index.block_bytes
     with memoryview(lease.tokens) as record:
         tokens = bytes(record[first * size : end * size])
     own = lease.table[first:end].copy()
-    cursor = index.cursor(lease.tree, lease.table, first)
-    existing, superseded = index.insert(cursor, first, tokens, own, priority=lease.priority, grow=lease.grew)
+    index.hang(tree, lease.table)
+    cursor = index.cursor(tree, lease.table, first)
+    existing, superseded = index.insert(
+        cursor, first, tokens, own, priority=lease.priority, grow=lease.grew, expires_ns=state.expiry(lease.ttl_ns)
+    )
     state.discard(superseded)
     count = len(existing)
     replacement = None
@@ -37,21 +59,28 @@ def seal(state: CacheState, session: Session, lease: Lease, sealed: int) -> Repl
         state.publish(lease, first + count, tokens[count * size :], new)
     lease.grew = count < len(own)
     lease.num_published = end
+    state.waits.progressed(lease)
     return replacement
 
 
-def publish_tail(state: CacheState, lease: Lease) -> None:
-    """Publishes the partly filled tail of a lease that is about to end, if it is sealed and new. A branch may still
-    be about to copy from it: that reads, and nobody writes it any more."""
+def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None) -> None:
+    """Publishes the partly filled tail of a lease, or its first `num_tokens` of all, if it is sealed, new and in no
+    wider scope. Nobody writes it any more: the lease ends, or makes it writable first. A branch may yet copy from it."""
     depth, count = divmod(lease.sealed, state.block_tokens)
-    if not (lease.store and count) or lease.num_published != depth:
+    if num_tokens is not None:
+        count = min(count, num_tokens - depth * state.block_tokens)
+    if not (lease.store and count) or lease.num_published != depth or depth < lease.prefix_blocks:
         return
     block = lease.table[depth : depth + 1].copy()
     index = state.index
     start = depth * index.block_bytes
     tokens = bytes(lease.tokens[start : start + count * TOKEN_BYTES])
+    index.hang(lease.tree, lease.table)
     cursor = index.cursor(lease.tree, lease.table, depth)
-    node, superseded = index.insert_tail(cursor, depth, tokens, block, priority=lease.priority)
+    expires_ns = state.expiry(lease.ttl_ns)
+    node, superseded = index.insert_tail(
+        cursor, depth, tokens, block, priority=lease.priority, expires_ns=expires_ns
+    )
     if node is None:
         return
     state.discard(superseded)

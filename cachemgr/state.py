@@ -6,22 +6,35 @@ and `branches.py` are written with these steps; only they and `manager.py` hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from cachemgr.blocks import NO_OWNER, BlockPool
 from cachemgr.counters import Counters
+from cachemgr.events import EventLog
+from cachemgr.expiry import expire
 from cachemgr.ids import BlockRun, TenantId
-from cachemgr.leases import Lease, LeaseBook, Session
+from cachemgr.kept_book import KeptBook
+from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, Lease, LeaseBook, Session
 from cachemgr.names import FULL_BITS, WeakNames
-from cachemgr.nodes import NO_BLOCKS, Tree
+from cachemgr.nodes import NEVER, NO_BLOCKS
+from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
+from cachemgr.recent import RecentAdmissions
+from cachemgr.waiting import Waits
 from common.errors import ResourceExhausted
+
+REPLACED: Final = ("superseded", "purged")  # causes of unlisting that are no eviction
+
+if TYPE_CHECKING:
+    from cachemgr.pins import Pin
 
 
 class CacheState:
-    """Everything a `CacheManager` owns. `revision` grows with each change."""
+    """Everything a `CacheManager` owns. `revision` grows with each change; `now_ns` is the time of the operation that
+    runs, or ran last."""
 
     def __init__(
         self,
@@ -32,6 +45,9 @@ class CacheState:
         name_bits: int,
         fail_allocation: int,
         on_free: Callable[[BlockRun], None] | None,
+        events: EventLog | None = None,
+        lease_ns: int = DEFAULT_LEASE_NS,
+        grace_ns: int = DEFAULT_GRACE_NS,
     ) -> None:
         if block_tokens < 1:
             raise ValueError(f"block_tokens is {block_tokens}; allowed is 1 and more")
@@ -40,10 +56,18 @@ class CacheState:
         self.block_tokens = block_tokens
         self.epoch = epoch
         self.revision = 0
+        self.now_ns = 0
+        self.events = EventLog() if events is None else events
+        self.recent = RecentAdmissions()
         self.pool = BlockPool(num_blocks, on_free)
         self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
-        self.book = LeaseBook()
+        self.book = LeaseBook(epoch=epoch, lease_ns=lease_ns, grace_ns=grace_ns)
+        self.quotas = Quotas(self.pool)
+        self.pins: dict[int, Pin] = {}
+        self.last_pin = 0
+        self.kept = KeptBook(num_blocks)
         self.counters = Counters()
+        self.waits = Waits(block_tokens)
         self.weak_names = WeakNames(name_bits, self.index.block_bytes) if name_bits < FULL_BITS else None
         self.tenant_names: list[TenantId] = [TenantId("")]
         self._tenant_numbers: dict[TenantId, int] = {}
@@ -68,6 +92,14 @@ class CacheState:
         held while it is not."""
         return self.pool.num_free + self.pool.num_cached
 
+    def room_for(self, owner: int) -> int:
+        """As `room`, for one owner: the floors of the others are not to be had. Its own ceiling is not counted."""
+        return self.room - self.quotas.shielded(owner)
+
+    def expiry(self, ttl_ns: int) -> int:
+        """When that expires which is used now by a lease of such a time to live."""
+        return self.now_ns + ttl_ns if ttl_ns else NEVER
+
     def require(self, count: int, room: int) -> None:
         """Checks, before anything is changed, that `count` blocks can be had of `room`. Raises ResourceExhausted."""
         if count > room:
@@ -85,32 +117,85 @@ class CacheState:
             )
 
     def allocate(self, count: int, owner: int) -> BlockRun:
-        """`count` blocks, each held once, evicting as far as needed. The caller has checked that there is room."""
-        missing = count - self.pool.num_free
-        if missing > 0:
-            self.evict(missing)
+        """`count` blocks, each held once, evicting as far as needed. The caller has checked that there is room, also
+        below the owner's ceiling."""
+        self.keep_ceiling(owner, count)
+        if count > self.pool.num_free:
+            self.expire()
+        if count > self.pool.num_free:
+            for budgets in self.quotas.budgets(owner, count - self.pool.num_free):
+                self.evict(count - self.pool.num_free, budgets)
+                if count <= self.pool.num_free:
+                    break
         return self.pool.allocate(count, owner)
 
-    def evict(self, count: int, accept: Callable[[Tree], bool] | None = None) -> int:
-        """Drops up to `count` cached blocks in the order of the queue; returns how many."""
-        blocks = self.index.evict(count, accept)
+    def keep_ceiling(self, owner: int, count: int) -> None:
+        """Drops own cached blocks of an owner that is about to be charged for `count` more, as its ceiling asks."""
+        excess = self.quotas.excess(owner, count)
+        if excess:
+            self.evict(excess, {owner: excess}, "quota")
+
+    def evict(self, count: int, budgets: Mapping[int, int], cause: str = "room") -> int:
+        """Drops up to `count` cached blocks in the order of the queue, of each owner at most its budget; returns how
+        many."""
+        return self._drop_idle(self.index.evict(budgets, count), cause)
+
+    def expire(self) -> int:
+        """Drops the cached blocks whose time is over; returns how many."""
+        return self._drop_idle(expire(self.index, self.now_ns), "expired")
+
+    def _drop_idle(self, blocks: BlockRun, cause: str) -> int:
+        """Frees cached blocks that the index has just unlisted."""
         self.forget_names(blocks)
+        self.note_unlisted(blocks, cause)
         self.pool.unpublish_idle(blocks)
-        self.counters.evictions += len(blocks)
         return len(blocks)
+
+    def take_scrub(self) -> BlockRun:
+        """The blocks handed out since the last call that hold another owner's content."""
+        blocks = self.pool.ownership.take_scrub()
+        self.counters.scrubbed_blocks += len(blocks)
+        return blocks
+
+    def note_unlisted(self, blocks: BlockRun, cause: str) -> None:
+        """Logs that the index lists these no more, before they are anybody else's; one event for each owner."""
+        if not len(blocks):
+            return
+        owners = self.pool.owner.take(blocks)
+        first = int(owners[0])
+        runs = [(first, blocks)]
+        if not (owners == first).all():
+            runs = [(owner, blocks[owners == owner]) for owner in np.unique(owners).tolist()]
+        for owner, run in runs:
+            self.events.add("blocks_evicted", self.now_ns, owner=owner, blocks=run, cause=cause)
+            if cause not in REPLACED:
+                self.counters.count_eviction(owner, len(run))
 
     def discard(self, unlisted: BlockRun) -> None:
         """Frees blocks that the index has just unlisted because something longer covers them."""
         if len(unlisted):
             self.forget_names(unlisted)
+            self.note_unlisted(unlisted, "superseded")
             self.pool.unpublish(unlisted)
 
     def publish(self, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
         """Marks blocks that the index lists since this step."""
         self.pool.publish(blocks)
+        last = blocks[-1]
+        self.events.add(
+            "blocks_published",
+            self.now_ns,
+            owner=int(self.pool.owner[last]),
+            session=lease.session_id,
+            lease=lease.lease_id,
+            blocks=blocks,
+            generation=int(self.pool.generation[last]),
+        )
         if self.weak_names is not None:
-            previous = int(lease.table[first_index - 1]) if first_index else 0
-            self.weak_names.add(lease.tree.root_key, previous, tokens, blocks)
+            above = lease.prefix_tree if first_index < lease.prefix_blocks else None
+            tree = lease.tree if above is None else above
+            previous = int(lease.table[first_index - 1]) if first_index > tree.root.start else 0
+            self.weak_names.add(tree.root_key, previous, tokens, blocks)
 
     def forget_names(self, blocks: BlockRun) -> None:
         """The index lists these no more."""
@@ -154,6 +239,10 @@ class CacheState:
         return loose
 
     def forget(self, lease: Lease) -> None:
-        """Removes a lease that holds nothing any more, and its tree if that was all there was."""
+        """Removes a lease that holds nothing any more, and its trees if that was all there was."""
+        self.waits.leave(lease)
         self.book.remove(lease)
+        self.events.add("lease_ended", self.now_ns, owner=lease.owner, session=lease.session_id, lease=lease.lease_id)
         self.index.forest.forget_if_empty(lease.tree)
+        if lease.prefix_tree is not None:
+            self.index.forest.forget_if_empty(lease.prefix_tree)

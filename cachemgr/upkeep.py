@@ -10,6 +10,8 @@ import numpy as np
 
 from cachemgr.blocks import NO_OWNER
 from cachemgr.ids import SessionId, TenantId
+from cachemgr.kept import end_all
+from cachemgr.pins import end_expired_pins, end_pins
 from cachemgr.results import DetachOutcome
 from cachemgr.state import CacheState
 from common.errors import FailedPrecondition, InvalidArgument
@@ -19,6 +21,7 @@ def detach(state: CacheState, session: SessionId, *, process_dead: bool) -> Deta
     """See `CacheManager.detach`."""
     ended = state.book.session(session)
     state.revision += 1
+    state.waits.session_left(session)
     quarantine = not process_dead
     leases = list(ended.leases.values())
     loose = [run for lease in leases for run in state.end_lease(ended, lease, quarantine=quarantine)]
@@ -26,8 +29,11 @@ def detach(state: CacheState, session: SessionId, *, process_dead: bool) -> Deta
     loose.append(state.pool.unhold(np.array(sorted(ended.credit), np.intp), quarantine=quarantine))
     del state.book.sessions[session]
     blocks = np.concatenate(loose)
+    state.pool.ownership.taint(blocks)  # it may not have got as far as zeroing them
     if quarantine and len(blocks):
         state.book.quarantine[session] = blocks
+        state.events.add("blocks_quarantined", state.now_ns, session=session, blocks=blocks)
+    state.events.add("session_ended", state.now_ns, session=session, leases=len(leases))
     return DetachOutcome(
         leases=len(leases),
         freed_blocks=0 if quarantine else len(blocks),
@@ -41,6 +47,7 @@ def process_gone(state: CacheState, session: SessionId) -> int:
     if blocks is None:
         return 0
     state.revision += 1
+    state.events.add("quarantine_released", state.now_ns, session=session, blocks=blocks)
     state.pool.end_quarantine(blocks)
     return len(blocks)
 
@@ -56,9 +63,9 @@ def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *,
     state.revision += 1
     count = state.pool.num_cached if num_blocks is None else num_blocks
     if tenant is None:
-        return state.evict(count)
+        return state.evict(count, dict.fromkeys(state.index.forest.queue.owners, count), "operator")
     owner = state.known_owner(tenant)
-    return state.evict(count, lambda tree: tree.owner == owner)
+    return state.evict(count, {owner: count}, "operator")
 
 
 def purge(state: CacheState, tenant: TenantId) -> int:
@@ -67,11 +74,29 @@ def purge(state: CacheState, tenant: TenantId) -> int:
     if owner == NO_OWNER:
         return 0
     state.revision += 1
-    blocks = state.index.remove_owner(owner)
+    end_pins(state, owner)
+    blocks, dropped = state.index.remove_owner(owner)
     state.forget_names(blocks)
+    state.note_unlisted(blocks, "purged")
     state.pool.unpublish(blocks)
+    end_all(state, owner, dropped)
     for lease in state.book.leases.values():
-        if lease.owner == owner:
+        if lease.prefix_tree in dropped:
             lease.num_published = 0
-            lease.store = False
+        elif lease.owner == owner or lease.tree in dropped:
+            lease.num_published = min(lease.num_published, lease.prefix_blocks)
+        else:
+            continue
+        lease.committed = 0
+        lease.store = False
+        state.waits.leave(lease)
+    state.pool.ownership.taint_owner(owner)
     return len(blocks)
+
+
+def expire(state: CacheState) -> None:
+    """Ends pins and drops cached blocks whose time is over."""
+    before = len(state.pins)
+    end_expired_pins(state, state.now_ns)
+    if state.expire() or len(state.pins) != before:
+        state.revision += 1

@@ -31,6 +31,11 @@ class TenantView:
     hits: int
     misses: int
     hit_tokens: int
+    indexed_blocks: int
+    used_blocks: int
+    evictions: int
+    kept_branches: int
+    pinned_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,13 @@ class Snapshot:
     epoch: int
     revision: int
     block_tokens: int
+    prompt_tokens: int
+    waits: int
+    kept_branches: int
+    pinned_blocks: int
+    scrubbed_blocks: int
+    fenced_operations: int
+    adopted_blocks: int
     tenants: list[TenantView]
 
 
@@ -78,7 +90,8 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
-    """One node of the index. `parent` 0 means that it hangs from its root; `name` is lower-case hexadecimal."""
+    """One node of the index. `parent` 0 means that it hangs from its root, another tenant's node that it hangs below a
+    wider scope; `children` counts such trees too. `name` is lower-case hexadecimal."""
 
     node: NodeId
     parent: NodeId
@@ -108,8 +121,22 @@ class LeaseView:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchView:
+    """One kept branch. `num_blocks` is 0 where its holds were dropped; `references` are those of its last block: branches
+    and leases that share it, plus one if published."""
+
+    branch: int
+    tenant: TenantId
+    num_tokens: int
+    num_blocks: int
+    references: int
+    expires_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionView:
-    """One attached decoder. `attached_ns` is the `now_ns` of its attach."""
+    """One attached decoder. `attached_ns` is the `now_ns` of its attach; at `deadline_ns` it is over if it says nothing;
+    `away` says that its stream is broken."""
 
     session: SessionId
     decoder_name: str
@@ -118,3 +145,16 @@ class SessionView:
     credit_blocks: int
     queued_requests: int
     attached_ns: int
+    deadline_ns: int
+    away: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PinView:
+    """One pin. `num_tokens` are kept by it; `expires_ns` None means that it stays until it is ended."""
+
+    pin: int
+    tenant: TenantId
+    num_tokens: int
+    num_blocks: int
+    expires_ns: int | None

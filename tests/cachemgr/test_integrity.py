@@ -11,6 +11,7 @@ from cachemgr.blocks import BlockState
 from cachemgr.ids import LeaseId, NodeId, SessionId
 from cachemgr.leases import Lease
 from cachemgr.nodes import Node
+from cachemgr.policies import LeastRecentlyUsed
 from cachemgr.results import CopyPlan
 from cachemgr.state import CacheState
 from tests.cachemgr.core_rig import Rig
@@ -269,11 +270,52 @@ def keep_an_empty_tree(state: CacheState) -> None:
 
 
 def lose_a_queue_entry(state: CacheState) -> None:
-    idle_leaf(state).queued = False
+    state.index.forest.queue.discard(idle_leaf(state))
 
 
-def queue_above_its_rank(state: CacheState) -> None:
-    idle_leaf(state).last_use = -1
+def forget_the_order_of_a_node(state: CacheState) -> None:
+    idle_leaf(state).order = None
+
+
+def queue_at_another_priority(state: CacheState) -> None:
+    idle_leaf(state).priority += 1
+
+
+def queue_with_another_owner(state: CacheState) -> None:
+    node = idle_leaf(state)
+    state.index.forest.queue.discard(node)
+    state.index.forest.queue.of(99).order_of(node).use(node)
+
+
+def queue_twice(state: CacheState) -> None:
+    node = idle_leaf(state)
+    other = state.index.forest.queue.of(node.tree.owner)
+    other.orders[99] = LeastRecentlyUsed()
+    other.orders[99].use(node)
+
+
+def queue_a_node_that_is_gone(state: CacheState) -> None:
+    node = idle_leaf(state)
+    order = node.order
+    state.index.forest.remove(node)
+    assert order is not None
+    order.use(node)
+
+
+def expire_unwatched(state: CacheState) -> None:
+    idle_leaf(state).expires_ns = 5
+
+
+def miscount_charges(state: CacheState) -> None:
+    state.pool.ownership.charged[1] += 1
+
+
+def miscount_idle(state: CacheState) -> None:
+    state.pool.ownership.idle[1] -= 1
+
+
+def forget_whose_content_it_is(state: CacheState) -> None:
+    state.pool.ownership.dirty_owner[idle_leaf(state).blocks[0]] = 0
 
 
 def misplace_a_block(state: CacheState) -> None:
@@ -328,7 +370,15 @@ CORRUPTIONS: list[Callable[[CacheState], None]] = [
     miscount_users,
     keep_an_empty_tree,
     lose_a_queue_entry,
-    queue_above_its_rank,
+    forget_the_order_of_a_node,
+    queue_at_another_priority,
+    queue_with_another_owner,
+    queue_twice,
+    queue_a_node_that_is_gone,
+    expire_unwatched,
+    miscount_charges,
+    miscount_idle,
+    forget_whose_content_it_is,
     misplace_a_block,
     point_a_block_at_another_node,
 ]

@@ -1,0 +1,44 @@
+"""Expiry: what has outlived its time to live goes before anything else.
+
+Invariant: after `expire`, no idle leaf is past its time but those looked at less than `LOOK_AGAIN_NS` ago. A use moves
+a node's expiry on, never back, so that what hangs below a node never outlives it, but while it is held. Called by
+`upkeep.py` as time passes and by `state.py` before anything else is evicted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachemgr.eviction import count_idle_tail
+from cachemgr.ids import BlockRun
+from cachemgr.nodes import NO_BLOCKS, join_runs
+from cachemgr.radix import PrefixIndex
+
+LOOK_AGAIN_NS: Final = 1_000_000_000  # what is past its time and in use is looked at so often
+
+
+def expire(index: PrefixIndex, now_ns: int) -> BlockRun:
+    """Unlists the idle blocks of nodes whose time is over; returns them."""
+    forest, queue = index.forest, index.forest.queue
+    if not queue.is_due(now_ns):
+        return NO_BLOCKS
+    due = []
+    while (node := queue.take_expired(now_ns)) is not None:
+        due.append(node)
+    due.sort(key=lambda node: -node.start)  # what hangs below goes first
+    runs, waiting = [], []
+    for node in due:
+        is_leaf = not node.children and not node.anchored
+        idle = count_idle_tail(node.blocks, index.references) if is_leaf else 0
+        if idle == len(node.blocks):
+            runs.append(node.blocks)
+            forest.remove(node)
+            continue
+        waiting.append(node)
+        if idle:
+            runs.append(node.blocks[-idle:])
+            forest.trim(node, len(node.blocks) - idle)
+    queue.watch_again(waiting, now_ns + LOOK_AGAIN_NS)
+    blocks = join_runs(runs)
+    forest.node_of[blocks] = 0
+    return blocks

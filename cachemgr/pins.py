@@ -1,0 +1,143 @@
+"""Pins: prefixes that an operator keeps from eviction, within a budget; and the priority of what is resident.
+
+A pin holds its blocks as a lease does, from the first one on, so that they are active and never evicted. Invariants: a
+pin's blocks are a path of one tree of its owner; the distinct blocks of an owner's pins fit its budget when a pin is
+made; a pin ends when it is ended, when its time is over, or when its owner's prefixes are purged. Called by
+`manager_quotas.py` and `upkeep.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachemgr.ids import BlockRun, TenantId
+from cachemgr.keys import ROOT_BYTES
+from cachemgr.nodes import NEVER, NO_BLOCKS, Node
+from cachemgr.radix import Match
+from cachemgr.state import CacheState
+from common.errors import InvalidArgument, NotFound, ResourceExhausted
+from common.layout import TOKEN_BYTES
+
+MAX_PRIORITY: Final = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pin:
+    """One pin. `num_tokens` are resident and kept; `expires_ns` is NEVER for one that stays until it is ended."""
+
+    pin_id: int
+    owner: int
+    blocks: BlockRun
+    num_tokens: int
+    expires_ns: int
+
+
+def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns: int, ttl_ns: int | None) -> Pin:
+    """See `CacheManager.pin`."""
+    if ttl_ns is not None and ttl_ns <= 0:
+        raise InvalidArgument("ttl", "allowed is a time above 0")
+    owner = state.known_owner(tenant)
+    found = _resident(state, owner, root, tokens)
+    blocks = found.blocks
+    if found.source:
+        blocks = np.append(blocks, found.source)
+    budget = state.quotas.of(owner).pin_blocks
+    needed = len(np.union1d(pinned_blocks(state, owner), blocks))
+    if needed > budget:
+        raise ResourceExhausted(
+            f"the tenant's pins would keep {needed} blocks; its budget is {budget}",
+            subject="pin_blocks",
+            needed=needed,
+            usable=budget,
+            reason="PIN_BUDGET_EXCEEDED",
+        )
+    state.pool.hold(blocks)
+    state.last_pin += 1
+    num_tokens = len(found.blocks) * state.block_tokens + found.num_tail_tokens
+    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, NEVER if ttl_ns is None else now_ns + ttl_ns)
+    state.pins[made.pin_id] = made
+    state.revision += 1
+    return made
+
+
+def unpin(state: CacheState, pin_id: int) -> None:
+    """See `CacheManager.unpin`."""
+    ended = state.pins.pop(pin_id, None)
+    if ended is None:
+        raise NotFound("there is no such pin", reason="PIN_NOT_FOUND")
+    _let_go(state, ended)
+    state.revision += 1
+
+
+def end_pins(state: CacheState, owner: int) -> None:
+    """Ends all pins of an owner whose prefixes are about to be purged."""
+    for ended in [item for item in state.pins.values() if item.owner == owner]:
+        unpin(state, ended.pin_id)
+
+
+def end_expired_pins(state: CacheState, now_ns: int) -> None:
+    """Ends the pins whose time is over."""
+    for ended in [item for item in state.pins.values() if item.expires_ns <= now_ns]:
+        unpin(state, ended.pin_id)
+
+
+def pinned_blocks(state: CacheState, owner: int | None = None) -> BlockRun:
+    """The distinct blocks that the pins of one owner keep, or those of all."""
+    runs = [item.blocks for item in state.pins.values() if owner in (None, item.owner)]
+    return np.unique(np.concatenate(runs)) if runs else NO_BLOCKS
+
+
+def set_priority(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, priority: int) -> int:
+    """See `CacheManager.set_priority`."""
+    if not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidArgument("priority", f"is {priority}; allowed is 0..{MAX_PRIORITY}")
+    found = _resident(state, state.known_owner(tenant), root, tokens)
+    node = _end_of(state, found)
+    if node is None or node.parent is None:
+        raise NotFound("no whole block of this prefix is resident", reason="PREFIX_NOT_RESIDENT")
+    changed = node.start * state.block_tokens + len(node.edge) // TOKEN_BYTES
+    queue = state.index.forest.queue
+    step = node
+    while step.parent is not None:
+        step.priority = priority
+        if step.order is not None:
+            queue.use(step)
+        step = step.parent
+    state.revision += 1
+    return changed
+
+
+def _resident(state: CacheState, owner: int, root: bytes, tokens: bytes) -> Match:
+    if len(root) != ROOT_BYTES:
+        raise InvalidArgument("root", f"has {len(root)} bytes; allowed is {ROOT_BYTES}")
+    if not tokens or len(tokens) % TOKEN_BYTES:
+        raise InvalidArgument("tokens", f"{len(tokens)} bytes are no packed int32 tokens; at least one is needed")
+    tree = state.index.forest.trees.get((owner, root))
+    found = None if tree is None else state.index.match(tree, tokens, len(tokens) // TOKEN_BYTES)
+    if found is None or not (len(found.blocks) or found.source):
+        raise NotFound("nothing of this prefix is resident", reason="PREFIX_NOT_RESIDENT")
+    return found
+
+
+def _end_of(state: CacheState, found: Match) -> Node | None:
+    """The node that ends where the match ends, cut there if it goes on; a partly matched block is left out."""
+    node = found.node
+    if node is None:
+        return None
+    if node.tail:
+        return node if len(node.edge) // TOKEN_BYTES == found.num_tail_tokens else node.parent
+    inside = len(found.blocks) - node.start
+    if inside <= 0:
+        return node.parent
+    return state.index.forest.split(node, inside) if inside < len(node.blocks) else node
+
+
+def _let_go(state: CacheState, ended: Pin) -> None:
+    """Drops the holds of a pin that is over. A tail that something longer covers by now goes at once."""
+    last = int(ended.blocks[-1])
+    state.let_go(ended.blocks)
+    if state.pool.published[last]:
+        state.discard(state.index.drop_superseded(last))
