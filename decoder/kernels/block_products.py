@@ -16,7 +16,7 @@ import numpy as np
 
 from decoder.kernels import amx, simd
 from decoder.kernels.compiled import kernel, variant
-from decoder.kernels.sets import float32_inputs, float32_weights, split_inputs, uses_tiles
+from decoder.kernels.sets import float32_weights, split_inputs, uses_tiles
 
 
 def block_product(
@@ -68,25 +68,7 @@ def _float32_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
 
 
 @kernel
-def _bfloat16_row_pair(a: int, tiles: int, w: int, c: int) -> None:
-    # Two rows of one tile column; even and odd k are summed apart, as the AMX and dot-product units pair them.
-    zero = simd.splat(np.float32(0.0))
-    e0, o0, e1, o1 = zero, zero, zero, zero
-    for tile in range(tiles):
-        for pair in range(16):
-            words = simd.load_ints(w + tile * 1024 + pair * 64)
-            low, high = simd.low_halves(words), simd.high_halves(words)
-            x = a + tile * 1024 + pair * 4
-            e0 = simd.fma(simd.splat_bf16(x), low, e0)
-            o0 = simd.fma(simd.splat_bf16(x + 2), high, o0)
-            e1 = simd.fma(simd.splat_bf16(x + 64), low, e1)
-            o1 = simd.fma(simd.splat_bf16(x + 66), high, o1)
-    simd.store_floats(c, simd.add(e0, o0))
-    simd.store_floats(c + 128, simd.add(e1, o1))
-
-
-@kernel
-def _wide_one_row(a: int, depth: int, w: int, c: int) -> None:
+def _bfloat16_one_row(a: int, depth: int, w: int, c: int) -> None:
     # Even and odd k are summed apart: four sums that need not wait for each other.
     zero = simd.splat(np.float32(0.0))
     e0, o0, e1, o1 = zero, zero, zero, zero
@@ -101,7 +83,7 @@ def _wide_one_row(a: int, depth: int, w: int, c: int) -> None:
 
 
 @kernel
-def _wide_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
+def _bfloat16_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
     zero = simd.splat(np.float32(0.0))
     e00, o00, e01, o01, e10, o10, e11, o11 = zero, zero, zero, zero, zero, zero, zero, zero
     e20, o20, e21, o21, e30, o30, e31, o31 = zero, zero, zero, zero, zero, zero, zero, zero
@@ -151,19 +133,19 @@ def _block_product(
                 _float32_four_rows(a + part * depth * 4, depth * 4, depth, weights, sums + part * 128)
 
         return float32
-    if float32_inputs(kernels):
+    if not uses_tiles(kernels):
 
-        def wide(
+        def bfloat16(
             kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
         ) -> None:
             a = inputs + row * depth * 4
             if rows == 1:
-                _wide_one_row(a, depth, weights, sums)
+                _bfloat16_one_row(a, depth, weights, sums)
                 return
             for part in range(0, rows, 4):
-                _wide_four_rows(a + part * depth * 4, depth * 4, depth, weights, sums + part * 128)
+                _bfloat16_four_rows(a + part * depth * 4, depth * 4, depth, weights, sums + part * 128)
 
-        return wide
+        return bfloat16
     if split_inputs(kernels):
 
         def parts(
@@ -183,30 +165,16 @@ def _block_product(
                     simd.store_floats(out + offset, simd.add(simd.load_floats(out + offset), low))
 
         return parts
-    if uses_tiles(kernels):
 
-        def tiles(
-            kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
-        ) -> None:
-            steps = depth >> 5
-            wide = steps * 1024
-            a = inputs + (row >> 4) * wide
-            if rows <= 16:
-                amx.product_1x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
-            elif once:
-                amx.product_2x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
-            else:
-                amx.product_2x2(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
-
-        return tiles
-
-    def bfloat16(
-        kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
-    ) -> None:
+    def tiles(kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any) -> None:
         steps = depth >> 5
-        for part in range(0, rows, 2):
-            a = inputs + ((row + part) >> 4) * steps * 1024 + (part & 15) * 64
-            _bfloat16_row_pair(a, steps, weights, sums + part * 128)
-            _bfloat16_row_pair(a, steps, weights + steps * 1024, sums + part * 128 + 64)
+        wide = steps * 1024
+        a = inputs + (row >> 4) * wide
+        if rows <= 16:
+            amx.product_1x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
+        elif once:
+            amx.product_2x2_streaming(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
+        else:
+            amx.product_2x2(a, 64, 1024, wide, weights, 1024, wide, steps, sums, 128, 2048, 64)
 
-    return bfloat16
+    return tiles

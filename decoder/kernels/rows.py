@@ -36,7 +36,7 @@ from decoder.kernels.frame import (
     TABLES,
     VALUE_OFFSET,
 )
-from decoder.kernels.sets import float32_inputs, float32_kv, float32_weights, split_inputs
+from decoder.kernels.sets import float32_kv, float32_weights, split_inputs, uses_tiles
 
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -92,7 +92,7 @@ def _kv_bytes(kernels: Any) -> Any:
 def store_input(kernels: Any, base: int, row: int, column: int, columns: int, vector: Any) -> None:
     """Sixteen elements of a matmul input of `columns` columns, from `column` (a multiple of 16).
 
-    float32 inputs are row-major; bfloat16 inputs lie in tiles of sixteen rows by 32 columns, the shape AMX loads. A
+    Inputs lie row by row as float32; for AMX as bfloat16 in tiles of sixteen rows by 32 columns, the shape it loads. A
     split input has two such tiles side by side: the rounded values, and what rounding left, rounded again.
     """
     raise NotImplementedError("compiled code only")
@@ -100,32 +100,26 @@ def store_input(kernels: Any, base: int, row: int, column: int, columns: int, ve
 
 @inlined_variant(store_input)
 def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> Any:
-    if float32_inputs(kernels):
+    if not uses_tiles(kernels):
+        if float32_kv(kernels):
+            return lambda kernels, base, row, column, columns, vector: simd.store_floats(
+                base + (row * columns + column) * 4, vector
+            )
         return lambda kernels, base, row, column, columns, vector: simd.store_floats(
-            base + (row * columns + column) * 4, vector
+            base + (row * columns + column) * 4, simd.round_bf16(vector)
         )
     if split_inputs(kernels):
 
         def parts(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> None:
-            target = base + _tile(row, column, columns) * 2048 + _in_tile(row, column)
+            target = base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 2048 + (row & 15) * 64 + (column & 31) * 2
             high = simd.round_bf16(vector)
             simd.store_bf16(target, high)
             simd.store_bf16(target + 1024, simd.sub(vector, high))
 
         return parts
     return lambda kernels, base, row, column, columns, vector: simd.store_bf16(
-        base + _tile(row, column, columns) * 1024 + _in_tile(row, column), vector
+        base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 1024 + (row & 15) * 64 + (column & 31) * 2, vector
     )
-
-
-@kernel
-def _tile(row: int, column: int, columns: int) -> int:
-    return (row >> 4) * (columns >> 5) + (column >> 5)
-
-
-@kernel
-def _in_tile(row: int, column: int) -> int:
-    return (row & 15) * 64 + (column & 31) * 2
 
 
 @kernel

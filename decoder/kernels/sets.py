@@ -52,17 +52,12 @@ def float32_weights(kernels: Any) -> bool:
 
 
 def float32_kv(kernels: Any) -> bool:
-    """Whether queries, keys, values and attention are float32."""
+    """Whether queries, keys, values, attention and inputs of products are float32, or as exact as the set allows."""
     return _is(kernels, Float32Kernels, WideKernels, AmxWideKernels)
 
 
-def float32_inputs(kernels: Any) -> bool:
-    """Whether inputs of products are float32, row-major."""
-    return _is(kernels, Float32Kernels, WideKernels)
-
-
 def split_inputs(kernels: Any) -> bool:
-    """Whether inputs of products are sums of two bfloat16, in tiles."""
+    """Whether inputs of products are sums of two bfloat16."""
     return _is(kernels, AmxWideKernels)
 
 
@@ -72,5 +67,5 @@ def tile_attention(kernels: Any) -> bool:
 
 
 def uses_tiles(kernels: Any) -> bool:
-    """Whether any product is computed with AMX tiles."""
+    """Whether products with weights are computed with AMX tiles."""
     return _is(kernels, AmxKernels, AmxWideKernels)

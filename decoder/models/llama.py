@@ -60,7 +60,7 @@ class CausalLM:
         self._kernels = self._choose(kernels)
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
         self._load(read, report)
-        self._workspace = Workspace(config, layout, self._frame, self.threads)
+        self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
         self._team: sync.Team | None = None
 
     def _choose(self, kernels: str) -> sets.Kernels:

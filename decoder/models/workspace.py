@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.layout import KvLayout
 from decoder.batch import StepBatch
-from decoder.kernels import amx, step
+from decoder.kernels import amx, sets, step
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig
 from decoder.models.packing import round_up
@@ -39,10 +39,14 @@ def rotary_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.
 class Workspace:
     """Buffers for steps of one model; `prepare` fills the frame for a batch."""
 
-    def __init__(self, config: ModelConfig, layout: KvLayout, frame: NDArray[np.int64], threads: int) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: KvLayout, frame: NDArray[np.int64], threads: int, kernels: sets.Kernels
+    ) -> None:
         self._config = config
         self._frame = frame
         self._element = layout.dtype.itemsize
+        # Inputs of products: float32, two bfloat16, or with AMX alone one.
+        self._input = 2 if isinstance(kernels, sets.AmxKernels) else 4
         self._tokens = self._logits = self._partials = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []
@@ -108,10 +112,10 @@ class Workspace:
             rows = round_up(max(tokens, 2 * self._tokens if self._tokens < 512 else 0), 32)
             self._tokens = rows
             self._hold(f.RESIDUAL, rows * config.hidden_size * 4)
-            self._hold(f.NORMED, rows * config.hidden_size * element)
+            self._hold(f.NORMED, rows * config.hidden_size * self._input)
             self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
-            self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * element)
-            self._hold(f.GATED, rows * config.intermediate_size * element)
+            self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
+            self._hold(f.GATED, rows * config.intermediate_size * self._input)
             # Tiles of 32 lanes may start at any lane and read past the last one.
             frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * element
             self._hold(f.QUERIES, config.num_kv_heads * int(frame[f.QUERY_PLANE_BYTES]))
