@@ -23,6 +23,9 @@ DTYPES = ("float32", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3
+DEFAULT_LEASE_SECONDS = 10.0
+DEFAULT_GRACE_SECONDS = 5.0
+MIN_LEASE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Options:
     tls_key: Path | None = None
     admin_listen: str | None = None
     drain_seconds: float = 20.0
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
     log_level: str = "info"
     faults: Faults = field(default_factory=Faults)
 
@@ -85,6 +90,13 @@ def _seconds(text: str) -> float:
         raise ValueError(f"{text!r} is no number of seconds") from None
     if not 0 <= value <= 86_400:
         raise ValueError(f"{text} is outside 0..86400 seconds")
+    return value
+
+
+def _lease(text: str) -> float:
+    value = _seconds(text)
+    if value < MIN_LEASE_SECONDS:
+        raise ValueError(f"{text} is below {MIN_LEASE_SECONDS} seconds")
     return value
 
 
@@ -157,6 +169,8 @@ _OPTIONS = (
     _Option("tls_key", _path, "private key of the public listener, PEM", "FILE"),
     _Option("admin_listen", check_host_port, "also serve the admin RPC on this loopback TCP address", "HOST:PORT"),
     _Option("drain_seconds", _seconds, "time for running requests at shutdown (default 20)", "SECONDS"),
+    _Option("lease_seconds", _lease, "silence after which a decoder's leases are over (default 10)", "SECONDS"),
+    _Option("grace_seconds", _seconds, "time for a decoder whose stream broke to come back (default 5)", "SECONDS"),
     _Option("log_level", _choice(*LEVELS), "debug, info (default), warning or error", "LEVEL"),
 )
 
