@@ -20,7 +20,7 @@ from cachemgr.layers import shorten
 from cachemgr.leases import Lease, Session
 from cachemgr.nodes import NO_BLOCKS, Tree
 from cachemgr.radix import Match
-from cachemgr.results import Keep, Kept
+from cachemgr.results import Keep, Kept, ScopeSpan
 from cachemgr.state import CacheState
 from common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from common.layout import TOKEN_BYTES
@@ -137,6 +137,17 @@ def base_of(state: CacheState, branch: KeptBranch, num_tokens: int) -> bytes:
     if not 0 <= num_tokens <= known:
         raise InvalidArgument("base_tokens", f"is {num_tokens}; allowed is 1..{known}, or 0 for all")
     return bytes(branch.hold.tokens[: (num_tokens or known) * TOKEN_BYTES])
+
+
+def span_of(state: CacheState, branch: KeptBranch, num_base: int) -> ScopeSpan | None:
+    """Where the first `num_base` tokens of a branch lie in a wider scope: a conversation goes on in the scope that it
+    was begun in. None where that is its tenant's own."""
+    hold = branch.hold
+    wider = hold.prefix_tree
+    if wider is None:
+        return None
+    num_tokens = min(hold.prefix_blocks * state.block_tokens, num_base)
+    return ScopeSpan(state.tenant_names[wider.owner], wider.root_key, num_tokens)
 
 
 def longer(state: CacheState, branch: KeptBranch, match: Match, num_base: int, num_tokens: int) -> Start | None:

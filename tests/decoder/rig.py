@@ -23,7 +23,7 @@ from decoder.batch import StepBatch
 from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
 from decoder.inprocess import InProcessClient
-from decoder.outputs import EndReason, SampleEnded, StepResult
+from decoder.outputs import EndReason, SampleEnded, Started, StepResult
 from decoder.sequence import Request, RequestNumber, SamplingParams, StoppingParams
 
 BLOCK_TOKENS = 4
@@ -118,6 +118,7 @@ class RecordingSink:
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     logprobs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, Started] = field(default_factory=dict)
     finished: dict[tuple[int, int], SampleEnded] = field(default_factory=dict)
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: dict[int, TesseraError] = field(default_factory=dict)
@@ -130,6 +131,7 @@ class RecordingSink:
         for started in result.started:
             assert started.number not in self.cached
             self.cached[started.number] = started.cached_tokens
+            self.starts[started.number] = started
         for token in result.tokens:
             assert token.number in self.cached and token.number not in self.ended and token.number not in self.failed
             assert (token.number, token.sample) not in self.finished
