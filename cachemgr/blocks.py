@@ -114,12 +114,13 @@ class BlockPool:
                 self.state[woken] = _ACTIVE
 
     def hold_published(self, blocks: BlockRun, num_idle: int) -> None:
-        """As `hold`, for published blocks of which `num_idle` are held by nobody, as `count_idle` has just said."""
+        """As `hold`, for published blocks in the order of a table, of which `num_idle` are held by nobody, as
+        `count_idle` has just said."""
         counts = self.references.take(blocks)
         counts += 1
         self.references[blocks] = counts
         if num_idle:
-            self.ownership.wake(blocks if num_idle == len(blocks) else blocks[counts == 2])
+            self.ownership.shift_path(blocks if num_idle == len(blocks) else blocks[counts == 2], -1)
             self.state[blocks] = _ACTIVE
             self.num_cached -= num_idle
 
@@ -160,7 +161,7 @@ class BlockPool:
         return loose
 
     def unhold_published(self, blocks: BlockRun) -> None:
-        """As `unhold`, for blocks that are all published: none is freed."""
+        """As `unhold`, for blocks in the order of a table that are all published: none is freed."""
         counts = self.references.take(blocks)
         counts -= 1
         self.references[blocks] = counts
@@ -170,7 +171,7 @@ class BlockPool:
             resting = blocks if num_idle == len(blocks) else blocks[idle]
             self.state[resting] = _CACHED
             self.num_cached += num_idle
-            self.ownership.rest(resting)
+            self.ownership.shift_path(resting, 1)
 
     def _unhold_one(self, run: BlockRun, quarantine: bool) -> BlockRun:
         block = int(run[0])
@@ -229,6 +230,13 @@ class BlockPool:
         """Frees quarantined blocks: their last writer is gone."""
         self.num_quarantined -= len(blocks)
         self._free(blocks)
+
+    def claim(self, blocks: BlockRun, owner: int) -> None:
+        """Quarantined blocks are active again, each with one holder: who wrote them last says that he goes on."""
+        self.num_quarantined -= len(blocks)
+        self.state[blocks] = _ACTIVE
+        self.references[blocks] = 1
+        self.ownership.claim(blocks, owner)
 
     def _free(self, blocks: BlockRun) -> None:
         count = len(blocks)

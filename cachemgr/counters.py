@@ -29,6 +29,7 @@ class Counters:
     generated_tokens: int = 0
     waits: int = 0
     scrubbed_blocks: int = 0
+    adopted_blocks: int = 0
     tenants: dict[int, TenantCounters] = field(default_factory=dict)
 
     def count_eviction(self, owner: int, num_blocks: int) -> None:

@@ -14,8 +14,10 @@ from cachemgr.blocks import BlockState
 from cachemgr.events import EventLog
 from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, to_wire
+from cachemgr.manager_adoption import ManagerAdoption
 from cachemgr.manager_quotas import ManagerQuotas
 from cachemgr.manager_views import ManagerViews
+from cachemgr.recorder import Recorder
 from cachemgr.results import (
     Acquired,
     Branch,
@@ -31,7 +33,7 @@ from cachemgr.state import CacheState
 from cachemgr.views import BlockView, BranchView, LeaseView, Page, PrefixView, SessionView, Snapshot
 
 
-class CacheManager(ManagerQuotas, ManagerViews):
+class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks
@@ -40,6 +42,7 @@ class CacheManager(ManagerQuotas, ManagerViews):
     events:          where changes are logged; one of its own where none is given
     lease_ns:        a session that says nothing for so long has lapsed
     grace_ns:        so has one whose stream broke and did not come back for so long
+    journal:         is told of all that the index lists and no longer lists
     on_free:         sees each array of freed block ids (intp) as they are freed; must not call back
     """
 
@@ -55,6 +58,7 @@ class CacheManager(ManagerQuotas, ManagerViews):
         events: EventLog | None = None,
         lease_ns: int = DEFAULT_LEASE_NS,
         grace_ns: int = DEFAULT_GRACE_NS,
+        journal: Recorder | None = None,
     ) -> None:
         self._state = CacheState(
             num_blocks=num_blocks,
@@ -66,6 +70,7 @@ class CacheManager(ManagerQuotas, ManagerViews):
             events=events,
             lease_ns=lease_ns,
             grace_ns=grace_ns,
+            journal=journal,
         )
 
     @property
@@ -104,6 +109,7 @@ class CacheManager(ManagerQuotas, ManagerViews):
         """The stream of a session broke: everything stays as it is for the grace time, and it can do nothing but
         `resume`. Raises FailedPrecondition where it is over."""
         self._state.book.leave(session, now_ns)
+        self._state.waits.session_left(session)
 
     def resume(self, session: SessionId, held: Sequence[Held], credit: BlockArray, now_ns: int) -> Resumed:
         """A session goes on with what its decoder presents: its sequences, and its unused credit (int32). What was told

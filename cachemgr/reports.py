@@ -61,6 +61,8 @@ def report(
     counters.generated_tokens += generated_tokens
     counters.preemptions += preemptions
     session.queued_requests = queued
+    if state.journal is not None:
+        state.journal.flush()
     return Reported(replacements, refusals, _grant_credit(state, session, wanted), state.revision, kept)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cachemgr.blocks import NO_OWNER, BlockPool
+from cachemgr.claimed import Claimed
 from cachemgr.counters import Counters
 from cachemgr.events import EventLog
 from cachemgr.expiry import expire
@@ -23,6 +24,7 @@ from cachemgr.nodes import NEVER, NO_BLOCKS
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
 from cachemgr.recent import RecentAdmissions
+from cachemgr.recorder import Recorder
 from cachemgr.waiting import Waits
 from common.errors import ResourceExhausted
 
@@ -48,6 +50,7 @@ class CacheState:
         events: EventLog | None = None,
         lease_ns: int = DEFAULT_LEASE_NS,
         grace_ns: int = DEFAULT_GRACE_NS,
+        journal: Recorder | None = None,
     ) -> None:
         if block_tokens < 1:
             raise ValueError(f"block_tokens is {block_tokens}; allowed is 1 and more")
@@ -59,6 +62,9 @@ class CacheState:
         self.now_ns = 0
         self.events = EventLog() if events is None else events
         self.recent = RecentAdmissions()
+        self.journal = journal
+        self.frozen = False  # while a new daemon is adopting: nothing is allocated, nothing evicted
+        self.claimed = Claimed()
         self.pool = BlockPool(num_blocks, on_free)
         self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
         self.book = LeaseBook(epoch=epoch, lease_ns=lease_ns, grace_ns=grace_ns)
@@ -90,7 +96,7 @@ class CacheState:
     def room(self) -> int:
         """Blocks that could be allocated now, cached ones evicted. Every cached block can be: a block under it is never
         held while it is not."""
-        return self.pool.num_free + self.pool.num_cached
+        return 0 if self.frozen else self.pool.num_free + self.pool.num_cached
 
     def room_for(self, owner: int) -> int:
         """As `room`, for one owner: the floors of the others are not to be had. Its own ceiling is not counted."""
@@ -191,14 +197,31 @@ class CacheState:
             blocks=blocks,
             generation=int(self.pool.generation[last]),
         )
+        if self.journal is not None:
+            self._record(self.journal, lease, first_index, tokens, blocks)
         if self.weak_names is not None:
             above = lease.prefix_tree if first_index < lease.prefix_blocks else None
             tree = lease.tree if above is None else above
             previous = int(lease.table[first_index - 1]) if first_index > tree.root.start else 0
             self.weak_names.add(tree.root_key, previous, tokens, blocks)
 
+    def _record(self, journal: Recorder, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
+        wider = lease.prefix_tree if first_index < lease.prefix_blocks else None
+        tree = lease.tree if wider is None else wider
+        journal.publish(
+            self.tenant_names[tree.owner],
+            tree,
+            first_index,
+            tokens,
+            blocks,
+            int(lease.table[first_index - 1]) if first_index else 0,
+            priority=lease.priority,
+        )
+
     def forget_names(self, blocks: BlockRun) -> None:
         """The index lists these no more."""
+        if self.journal is not None:
+            self.journal.unpublish(blocks)
         if self.weak_names is not None:
             self.weak_names.discard(blocks)
 

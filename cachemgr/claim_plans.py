@@ -1,0 +1,149 @@
+"""How one claimed sequence could be leased again: which of its blocks are listed, shared, or its own. Changes nothing.
+
+Invariant: a plan exists only where every block of the table is accounted for: listed at its place with these tokens,
+sealed with the very content that others claim there too, or in limbo and nobody else's. Called by `claims.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachemgr.claimed import Content
+from cachemgr.ids import BlockRun, NodeId, TenantId
+from cachemgr.layers import NO_MATCH, match, tail_key, whole_blocks
+from cachemgr.nodes import Node
+from cachemgr.results import ScopeSpan
+from cachemgr.resuming import Held
+from cachemgr.state import CacheState
+from common.layout import TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One held sequence with whose it is and how it is to be leased; see `CacheManager.acquire` for the rest."""
+
+    held: Held
+    tenant: TenantId
+    root: bytes
+    request_id: str
+    sample: int
+    no_store: bool = False
+    priority: int = 50
+    ttl_ns: int = 0
+    prefix: ScopeSpan | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """A claim that can be granted, before anything is changed."""
+
+    claim: Claim
+    owner: int
+    listed: BlockRun  # leading blocks of the table that the index lists at their place
+    committed: int  # tokens of a partly filled block after them that is listed too
+    sealed: int  # what its lease is to be raised to; a copy that has not run begins there
+    shared: dict[int, Content]
+    writable: dict[int, int]  # block -> owner
+
+
+def plan_claim(
+    state: CacheState, item: Claim, limbo: set[int], taken: set[int], shared: dict[int, Content]
+) -> Plan | None:
+    """How a claim would be granted, or None."""
+    held, size = item.held, state.block_tokens
+    bytes_each = state.index.block_bytes
+    table = held.blocks.astype(np.intp)
+    numbers: list[int] = table.tolist()
+    num_tokens, sealed = len(held.tokens) // TOKEN_BYTES, held.sealed_tokens
+    fits = 0 <= sealed <= min(num_tokens, len(table) * size) and num_tokens > 0 and numbers != []
+    if not fits or len(set(numbers)) != len(numbers):
+        return None
+    if not 1 <= min(numbers) <= max(numbers) <= state.pool.num_blocks:
+        return None
+    if item.prefix is not None and item.prefix.num_tokens > num_tokens:
+        return None
+    whole = sealed // size
+    if held.copy is not None:
+        if held.copy.target not in numbers[: whole + 1] or not 0 < held.copy.num_tokens <= size:
+            return None
+        whole = numbers.index(held.copy.target)
+    listed = listed_part(state, item, table, whole)
+    committed = _committed(state, item, table, len(listed)) if len(listed) == whole and held.copy is None else 0
+    first = len(listed) + (committed > 0)
+    owner = state.owner_of(item.tenant)
+    plan = Plan(item, owner, table[:first], committed, sealed if held.copy is None else whole * size, {}, {})
+    for place in range(first, len(numbers)):
+        block = numbers[place]
+        if place >= whole:
+            if block not in limbo or block in taken or block in shared:
+                return None
+            plan.writable[block] = _owner_at(state, item, owner, place)
+            continue
+        tokens = held.tokens[place * bytes_each : (place + 1) * bytes_each]
+        content = (_owner_at(state, item, owner, place), place, tokens)
+        if (block not in shared and block not in limbo) or block in taken or shared.get(block, content) != content:
+            return None
+        plan.shared[block] = content
+    return plan
+
+
+def listed_part(state: CacheState, item: Claim, table: BlockRun, whole: int) -> BlockRun:
+    """The leading blocks of a table that the index lists at that place with these tokens."""
+    span = item.prefix
+    limit = min(whole * state.block_tokens, len(item.held.tokens) // TOKEN_BYTES)
+    above = whole_blocks(state, span)
+    if span is not None and above:
+        key = tail_key(state, item.root, span, above, item.held.tokens)
+        found = match(state, item.tenant, key, span, above, item.held.tokens, limit)
+    else:
+        tree = state.index.forest.trees.get((state.known_owner(item.tenant), item.root))
+        found = NO_MATCH if tree is None else state.index.match(tree, item.held.tokens, limit)
+    count = len(found.blocks)
+    unequal = np.flatnonzero(found.blocks != table[:count])
+    return table[: int(unequal[0]) if len(unequal) else count]
+
+
+def _committed(state: CacheState, item: Claim, table: BlockRun, place: int) -> int:
+    """How many tokens of the block at `place` are listed, where that is a partly filled block of this very path."""
+    if place >= len(table):
+        return 0
+    forest, size = state.index.forest, state.index.block_bytes
+    node = forest.nodes.get(NodeId(int(forest.node_of[table[place]])))
+    if node is None or not node.tail or node.tree.owner != state.known_owner(item.tenant):
+        return 0
+    if not _follows(state, int(table[place]), table[:place]):
+        return 0
+    return len(node.edge) // TOKEN_BYTES if item.held.tokens.startswith(node.edge, place * size) else 0
+
+
+def _follows(state: CacheState, block: int, path: BlockRun) -> bool:
+    """Whether a listed block stands right after `path`, a listed one."""
+    forest = state.index.forest
+    node = forest.nodes[NodeId(int(forest.node_of[block]))]
+    inside = int(forest.position[block]) - node.start
+    if inside:
+        before: Node | None = node
+        last = int(node.blocks[inside - 1])
+    else:
+        before = node.parent
+        if before is not None and before.parent is None:
+            before = node.tree.anchor
+        last = int(before.blocks[-1]) if before is not None else 0
+    return last == (int(path[-1]) if len(path) else 0)
+
+
+def source_fits(state: CacheState, plan: Plan, limbo: set[int], shared: dict[int, Content]) -> bool:
+    """Whether the source of a copy that has not run is where it was: listed after the same path, or not listed."""
+    copy = plan.claim.held.copy
+    if copy is None:
+        return True
+    if 0 < copy.source <= state.pool.num_blocks and state.pool.published[copy.source]:
+        return len(plan.listed) * state.block_tokens == plan.sealed and _follows(state, copy.source, plan.listed)
+    return copy.source in limbo or copy.source in shared
+
+
+def _owner_at(state: CacheState, item: Claim, owner: int, place: int) -> int:
+    within = item.prefix is not None and place < whole_blocks(state, item.prefix)
+    return state.owner_of(item.prefix.owner) if within and item.prefix is not None else owner

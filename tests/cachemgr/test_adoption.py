@@ -1,0 +1,250 @@
+"""Adoption: a new manager has the index of the one that died, and what decoders held is leased to them again, or to
+nobody; nothing of it is given to anybody else before they are heard."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from cachemgr.adoption import LIMBO
+from cachemgr.ids import TenantId
+from cachemgr.journal import IndexJournal
+from cachemgr.journal_format import Sections, write_header
+from cachemgr.manager import CacheManager
+from cachemgr.nodes import Tree
+from cachemgr.recovery import recover
+from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from tests.cachemgr.adoption_rig import DyingRig, claim_of, wander
+from tests.cachemgr.core_rig import root_of
+from tests.cachemgr.journal_rig import identity
+
+
+def test_what_was_cached_is_a_hit_afterwards() -> None:
+    """With nothing running, the index is whole after the death, tails and wider scopes included; all else is free."""
+    rig = DyingRig()
+    rig.serve(range(1, 12))
+    rig.serve([*range(1, 9), 77, 78, 79])
+    rig.serve(range(40, 54), scope="@public", num_tokens=8)
+    before = rig.manager.snapshot()
+    rig.die()
+    rig.come_back()
+    rig.check()
+    after = rig.manager.snapshot()
+    assert (after.cached_blocks, after.free_blocks) == (before.cached_blocks, before.free_blocks)
+    assert after.adopted_blocks == before.cached_blocks
+    assert rig.serve([*range(1, 12), 5]) == 11
+    assert rig.serve([*range(1, 9), 77, 78, 79, 5]) == 11
+    assert rig.serve(range(40, 55), scope="@public", num_tokens=8) == 14
+    assert rig.serve(range(40, 55), tenant="b", scope="@public", num_tokens=8) == 8
+    assert rig.serve(range(1, 12), tenant="b") == 0
+    rig.check()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_everybody_comes_back_and_nothing_is_lost(seed: int) -> None:
+    """A death at a random moment of random work, a few times over: every sequence is kept, reads what it wrote, goes on
+    to its end, and afterwards the pool is whole."""
+    rng = random.Random(seed)
+    rig = DyingRig(num_blocks=rng.choice((12, 24, 48)))
+    rig.attach()
+    for _ in range(4):
+        wander(rig, rng, 40)
+        listed = rig.manager.snapshot().indexed_blocks
+        rig.die()
+        assert rig.manager.snapshot().indexed_blocks == listed
+        held = len(rig.sequences)
+        answers = rig.come_back()
+        assert [lease for answer in answers for lease in answer.leases if not lease] == []
+        assert len(rig.sequences) == held
+        rig.check()
+    for sequence in list(rig.sequences):
+        rig.finish(sequence)
+    for session in list(rig.credit):
+        rig.report(session=session, returned=list(rig.credit[session]))
+    rig.quiet()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_two_decoders_one_is_dead(seed: int) -> None:
+    """What the dead one held is free once the other has claimed; the other lost nothing."""
+    rng = random.Random(seed)
+    rig = DyingRig(num_blocks=24)
+    dead = rig.attach()
+    wander(rig, rng, 80)
+    rig.die()
+    rig.sequences = [sequence for sequence in rig.sequences if sequence.session != dead]
+    del rig.credit[dead]
+    answers = rig.come_back()
+    assert all(lease for answer in answers for lease in answer.leases)
+    rig.check()
+    for sequence in list(rig.sequences):
+        rig.finish(sequence)
+    for session in list(rig.credit):
+        rig.report(session=session, returned=list(rig.credit[session]))
+    rig.quiet()
+
+
+def test_nothing_is_allocated_or_evicted_before_everybody_is_heard() -> None:
+    """While it adopts, a manager gives no block away, though half of its pool is cached; then it does."""
+    rig = DyingRig(num_blocks=8)
+    rig.serve(range(1, 17))
+    rig.die()
+    assert rig.manager.adopting
+    session = rig.attach()
+    with pytest.raises(ResourceExhausted, match="can be had now"):
+        rig.acquire(range(50, 55), session=session)
+    assert rig.manager.credit(session, 4, 0).tolist() == []
+    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    assert not rig.manager.adopting
+    assert rig.acquire(range(50, 55), session=session).lease_id
+    with pytest.raises(FailedPrecondition, match="nothing to claim"):
+        rig.manager.claim(session, [], np.zeros(0, np.int32), 0)
+
+
+def test_what_a_late_process_may_write_stays_quarantined_until_it_is_dead() -> None:
+    """A process that lives and did not come: what nobody claimed waits for its death, and the rest serves."""
+    rig = DyingRig(num_blocks=8)
+    rig.serve(range(1, 9))
+    lost = rig.acquire(range(30, 38))
+    rig.die()
+    rig.sequences.remove(lost)
+    rig.manager.finish_adoption(writers_left=True, now_ns=0)
+    shot = rig.manager.snapshot()
+    assert (shot.quarantined_blocks, shot.free_blocks) == (6, 0)
+    assert rig.manager.check_integrity() == []
+    session = rig.attach()
+    assert len(rig.manager.credit(session, 8, 0)) == 2  # what is cached may be evicted, what is quarantined may not
+    assert rig.manager.process_gone(LIMBO) == 6
+    assert rig.manager.check_integrity() == []
+
+
+def test_a_block_that_may_be_written_is_claimed_once() -> None:
+    """Of two decoders that both say that a writable block is theirs, the second loses that sequence alone; its blocks
+    are not free before it has acknowledged."""
+    rig = DyingRig(num_blocks=16)
+    thief = rig.attach()
+    mine = rig.acquire(range(1, 7))
+    rig.compute(mine)
+    other = rig.acquire(range(50, 56), session=thief)
+    fine = rig.acquire(range(70, 76), session=thief)
+    rig.die()
+    rig.claim(rig.session, [mine])
+    other.table[1] = mine.table[1]
+    answer = rig.claim(thief, [other, fine])
+    assert [bool(lease) for lease in answer.leases] == [False, True]
+    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.check()
+    free = rig.manager.snapshot().free_blocks
+    rig.report(session=fine.session)
+    assert rig.manager.snapshot().free_blocks == free + 1
+    rig.check()
+
+
+def test_credit_is_claimed_once() -> None:
+    """Credit that is listed, claimed by another or named twice is refused whole."""
+    rig = DyingRig(num_blocks=8)
+    rig.serve(range(1, 5))
+    rig.report(wanted=2)
+    credit = list(rig.credit[rig.session])
+    rig.die()
+    cached = next(view.block for view in rig.manager.list_blocks(limit=8).items if view.published)
+    for wrong in ([cached], [credit[0], credit[0]], [0], [99]):
+        session = rig.attach()
+        with pytest.raises(InvalidArgument, match="credit"):
+            rig.manager.claim(session, [], np.array(wrong, np.int32), 0)
+    rig.claim(rig.session, [], credit)
+    with pytest.raises(InvalidArgument, match="credit"):
+        rig.manager.claim(rig.attach(), [], np.array(credit[:1], np.int32), 0)
+    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.check()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_lying_or_broken_decoder_harms_itself_alone(seed: int) -> None:
+    """Random nonsense in what is presented: whatever is kept, the books add up, and no other sequence reads a wrong
+    cell."""
+    rng = random.Random(seed)
+    rig = DyingRig(num_blocks=24)
+    broken = rig.attach()
+    wander(rig, rng, 60)
+    rig.die()
+    honest = [sequence for sequence in rig.sequences if sequence.session != broken]
+    liars = [sequence for sequence in rig.sequences if sequence.session == broken]
+    credit = rig.credit.pop(broken)
+    for session, own in list(rig.credit.items()):
+        rig.claim(session, [sequence for sequence in honest if sequence.session == session], own)
+        del rig.credit[session]
+    for sequence in liars:
+        kind = rng.randrange(6)
+        place = rng.randrange(len(sequence.table))
+        if kind == 0:
+            sequence.table[place] = rng.randrange(-1, 27)
+        elif kind == 1:
+            sequence.computed = rng.randrange(40)
+        elif kind == 2:
+            sequence.tokens[rng.randrange(len(sequence.tokens))] = 999
+        elif kind == 3:
+            sequence.table.append(rng.randrange(1, 25))
+        elif kind == 4:
+            sequence.tenant = "a" if sequence.tenant == "b" else "b"
+    session = rig.attach()
+    answer = rig.manager.claim(session, [claim_of(liar) for liar in liars], np.array(credit, np.int32), 0)
+    rig.sequences = honest
+    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.check()
+    rig.manager.report(
+        session, [], returned=np.zeros(0, np.int32), wanted=0, applied_revision=answer.revision, now_ns=0
+    )
+    rig.check()
+    rig.manager.detach(session, process_dead=True, now_ns=0)
+    rig.check()
+
+
+def test_owners_that_are_gone_are_not_adopted() -> None:
+    """A tenant that was deleted just before the death has nothing in the new index, and its blocks are free."""
+    rig = DyingRig()
+    rig.serve(range(1, 12), tenant="a")
+    rig.serve(range(1, 12), tenant="b")
+    found = recover(IndexJournal(rig.memory))
+    manager = CacheManager(num_blocks=32, block_tokens=4, epoch=8)
+    listed = manager.adopt(found, 0, lambda tenant: tenant != TenantId("b"))
+    manager.finish_adoption(writers_left=False, now_ns=0)
+    assert len(listed) == 3
+    assert manager.snapshot().free_blocks == 29
+    assert manager.check_integrity() == []
+
+
+def test_the_oldest_goes_first_afterwards() -> None:
+    """Eviction goes on in the order in which paths were published."""
+    rig = DyingRig(num_blocks=8)
+    rig.serve(range(1, 9))
+    rig.serve(range(40, 48))
+    rig.die()
+    rig.come_back()
+    rig.manager.evict(num_blocks=2)
+    assert rig.serve([*range(40, 48), 1]) == 8
+    assert rig.serve([*range(1, 9), 1]) == 0
+
+
+def test_a_large_index_is_read_quickly() -> None:
+    """100,000 blocks in 12,500 nodes are recovered and adopted within a bound that is far above what it takes."""
+    size, count = 16, 100_000
+    memory = np.zeros(Sections.of(count, size).end, np.uint8)
+    write_header(memory, identity(count, size), 7)
+    journal = IndexJournal(memory)
+    rng = np.random.default_rng(1)
+    tree = Tree(1, root_of("a"))
+    for first in range(1, count, 8):
+        tokens = rng.integers(0, 50_000, 8 * size, np.int32).tobytes()
+        journal.publish("a", tree, 0, tokens, np.arange(first, first + 8), 0, priority=50)
+    manager = CacheManager(num_blocks=count, block_tokens=size, epoch=8)
+    started = time.monotonic()
+    listed = manager.adopt(recover(IndexJournal(memory)), 0)
+    seconds = time.monotonic() - started
+    assert len(listed) == count
+    assert seconds < 20
+    assert manager.check_integrity() == []
+    print(f"{count} blocks adopted in {seconds:.2f} s")
