@@ -54,6 +54,7 @@ def acquire(
     if branch is not None:
         continued = kept.base_of(state, branch, base_tokens)
         tokens = continued + asked
+        prefix = kept.span_of(state, branch, len(continued) // TOKEN_BYTES) or prefix
     _validate(tenant, root, tokens, request_id, sample, priority)
     if ttl_ns < 0:
         raise InvalidArgument("ttl", "allowed is 0 and more")

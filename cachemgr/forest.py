@@ -147,7 +147,7 @@ class Forest:
     def remove(self, node: Node) -> None:
         """Takes a leaf out of its tree; the caller clears `node_of`. A parent that becomes a leaf may go next."""
         parent = node.parent
-        if parent is None or node.children or node.anchored:
+        if parent is None or (node.children is not NO_CHILDREN and node.children) or node.anchored:
             raise ValueError("only a leaf can be removed")
         parent.children.remove(node.edge[: self.block_bytes])
         parent.tails -= node.tail

@@ -116,7 +116,7 @@ def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
     size = state.index.block_bytes
     name = f"node {node.node_id}"
     keys = node.children.keys()
-    if keys != [child.edge[:size] for child in node.children]:
+    if len(keys) != len(node.children) or keys != [child.edge[:size] for child in node.children]:
         found.append(f"{name}: the keys are not the first blocks of its children")
     if any(left >= right for left, right in pairwise(keys)):
         found.append(f"{name}: the keys are not sorted")

@@ -217,7 +217,7 @@ class PrefixIndex:
         trees = self.forest.trees.values()
         dropped = [tree for tree in trees if tree.owner == owner]
         below = [tree for tree in trees if tree.anchor is not None and tree.anchor.tree.owner == owner != tree.owner]
-        dropped += below
+        dropped = below + dropped  # what hangs below goes first: its anchors are still in their trees
         runs = []
         for tree in dropped:
             stack = list(tree.root.children)

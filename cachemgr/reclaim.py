@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cachemgr.eviction import OwnerQueue, count_idle_tail
 from cachemgr.forest import Forest
 from cachemgr.ids import BlockRun
+from cachemgr.nodes import NO_CHILDREN
 
 _LAST = (1 << 62, 1 << 62)  # after every head
 
@@ -74,7 +75,7 @@ class Reclaimer:
                 node = order.pop()
                 if node is None:
                     break
-                if node.children or node.anchored:
+                if (node.children is not NO_CHILDREN and node.children) or node.anchored:
                     continue
                 blocks = node.blocks
                 size = len(blocks)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cachemgr.ids import BlockArray, LeaseId
+from cachemgr.ids import BlockArray, LeaseId, TenantId
 from common.errors import TesseraError
 
 
@@ -27,13 +27,53 @@ class CopyPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeSpan:
+    """The first `num_tokens` tokens of a request lie in a wider scope: its owner's name and the root (32 bytes) of its
+    tree. The core cuts it down to whole blocks."""
+
+    owner: TenantId
+    root: bytes
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No lease was made: another sequence computes more of this prompt now, up to `coming_tokens` of it."""
+
+    wait_id: int
+    resident_tokens: int
+    coming_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Acquired:
-    """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)]; `cached_tokens` <= tokens - 1."""
+    """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)]; `cached_tokens` <= tokens - 1.
+
+    `base_tokens` (packed) are those of the kept branch that it continues: they come before the tokens asked for.
+    """
 
     lease_id: LeaseId
     blocks: BlockArray
     cached_tokens: int
     copy: CopyPlan | None
+    base_tokens: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a released sequence shall become: a kept branch of that name (see `kept_book.py`) for `ttl_ns`."""
+
+    name: bytes
+    ttl_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A kept branch that a released sequence has become; `num_tokens` is all of its token record."""
+
+    lease_id: LeaseId
+    name: bytes
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +85,7 @@ class SequenceReport:
     sealed_tokens: leading tokens that are computed and fenced; never shrinks; 0 means no news
     copied:        the lease's copy plan has run
     release:       the lease ends: what is sealed may be published, the rest is freed
+    keep:          with `release`: the sequence becomes a kept branch
     """
 
     lease_id: LeaseId
@@ -53,6 +94,7 @@ class SequenceReport:
     sealed_tokens: int = 0
     copied: bool = False
     release: bool = False
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +125,7 @@ class Reported:
     refusals: list[Refusal]
     credit: BlockArray
     revision: int
+    kept: list[Kept] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

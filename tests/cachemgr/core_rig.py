@@ -13,7 +13,7 @@ import numpy as np
 
 from cachemgr.ids import BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
-from cachemgr.results import Acquired, CopyPlan, Reported, SequenceReport
+from cachemgr.results import Acquired, CopyPlan, Reported, ScopeSpan, SequenceReport
 
 NO_BLOCKS = np.zeros(0, np.int32)
 
@@ -26,6 +26,11 @@ def pack(tokens: Sequence[int]) -> bytes:
 def root_of(tenant: str) -> bytes:
     """A root of 32 bytes for a tenant."""
     return tenant.encode().ljust(32, b".")
+
+
+def span_of(scope: str, num_tokens: int) -> ScopeSpan:
+    """The first tokens of a prompt in a wider scope, for example "@group:team"."""
+    return ScopeSpan(TenantId(scope), root_of(scope), num_tokens)
 
 
 @dataclass(eq=False)
@@ -42,6 +47,8 @@ class Running:
     reported: int = 0
     copied: bool = False
     taken: list[int] = field(default_factory=list)
+    scope: str = ""
+    prefix_tokens: int = 0
 
 
 class Rig:
@@ -83,8 +90,10 @@ class Rig:
         no_store: bool = False,
         resumed: bool = False,
         priority: int = 50,
+        scope: str = "",
+        num_tokens: int = 0,
     ) -> Running:
-        """A lease; the copy, if any, is still to run."""
+        """A lease; the copy, if any, is still to run. The first `num_tokens` tokens lie in `scope`, if one is named."""
         session = self.session if session is None else session
         answer: Acquired = self.manager.acquire(
             session,
@@ -97,18 +106,22 @@ class Rig:
             no_store=no_store,
             resumed=resumed,
             priority=priority,
+            prefix=span_of(scope, num_tokens) if scope else None,
             now_ns=0,
         )
         sequence = Running(
             session, answer.lease_id, tenant, list(tokens), answer.blocks.tolist(), answer.cached_tokens, answer.copy
         )
         sequence.reported = len(tokens)
+        sequence.scope = scope
+        sequence.prefix_tokens = num_tokens // self.block_tokens * self.block_tokens if scope else 0
         self.sequences.append(sequence)
         return sequence
 
     def cell_of(self, sequence: Running, position: int) -> object:
         """What must stand at a position."""
-        return (root_of(sequence.tenant), tuple(sequence.tokens[: position + 1]))
+        shared = position < sequence.prefix_tokens
+        return (root_of(sequence.scope if shared else sequence.tenant), tuple(sequence.tokens[: position + 1]))
 
     def run_copy(self, sequence: Running) -> None:
         if sequence.copy is not None:
@@ -188,9 +201,20 @@ class Rig:
         self.compute(sequence)
         return self.report(self.message(sequence, release=True), session=sequence.session)
 
-    def serve(self, tokens: Sequence[int], *, tenant: str = "a", priority: int = 50, no_store: bool = False) -> int:
+    def serve(
+        self,
+        tokens: Sequence[int],
+        *,
+        tenant: str = "a",
+        priority: int = 50,
+        no_store: bool = False,
+        scope: str = "",
+        num_tokens: int = 0,
+    ) -> int:
         """A whole request: acquire, compute, release. Returns its cached tokens."""
-        sequence = self.acquire(tokens, tenant=tenant, priority=priority, no_store=no_store)
+        sequence = self.acquire(
+            tokens, tenant=tenant, priority=priority, no_store=no_store, scope=scope, num_tokens=num_tokens
+        )
         cached = sequence.computed
         self.finish(sequence)
         return cached
@@ -209,6 +233,8 @@ class Rig:
                 branch.copy,
             )
             child.reported = num_tokens
+            child.scope = parent.scope
+            child.prefix_tokens = min(parent.prefix_tokens, num_tokens // self.block_tokens * self.block_tokens)
             made.append(child)
         self.sequences += made
         return made
@@ -223,7 +249,14 @@ class Rig:
                 number = sequence.table[block]
                 if sequence.copy is not None and number == sequence.copy.target:
                     number = sequence.copy.source
-                assert self.cells[number][slot] == self.cell_of(sequence, position)
+                self._check_cell(self.cells[number][slot], sequence, position)
+
+    def _check_cell(self, cell: object, sequence: Running, position: int) -> None:
+        """What stands at a position is right; what a tenant had in a wider scope may have become its own by a copy."""
+        expected = self.cell_of(sequence, position)
+        if cell != expected:
+            assert isinstance(cell, tuple) and cell[0].startswith(b"@") and position >= sequence.prefix_tokens
+            assert cell[1] == tuple(sequence.tokens[: position + 1])
 
     def quiet(self) -> None:
         """Nothing is held: no lease, no active block but credit, nothing quarantined."""

@@ -1,0 +1,91 @@
+"""Which wider scope the first tokens of a request lie in, and whether its tenant may say so. Pure.
+
+Invariants: a tenant that is no member of a group cannot tell it from one that does not exist; in the public scope lie
+exactly the approved prefixes; a root is derived from the scope's own secret, so that nothing a tenant knows opens it.
+Called by the operations of sessions and by the admin service. What the core does with a span is `layers.py`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Protocol
+
+from cachemgr.ids import TenantId
+from cachemgr.keys import CacheKey, Scope, derive_root
+from cachemgr.results import ScopeSpan
+from common.errors import InvalidArgument, PermissionDenied
+from common.layout import TOKEN_BYTES
+from tessera.common.v1 import common_pb2
+
+PUBLIC_OWNER: Final = TenantId("@public")  # no tenant's name begins so
+
+
+class ScopeRules(Protocol):
+    """What has to be known of scopes; `cachemgr/tenants.py` knows it."""
+
+    def scope_secret(self, scope: Scope, group: str = "") -> bytes:
+        """The secret of a wider scope."""
+
+    def is_member(self, group: str, tenant: TenantId) -> bool:
+        """Whether a tenant is a member of a group; False too where there is no such group."""
+
+    def approved_lengths(self) -> tuple[int, ...]:
+        """How many tokens approved prefixes have."""
+
+    def is_approved(self, tokens: bytes) -> bool:
+        """Whether exactly these packed tokens are an approved prefix."""
+
+
+def group_owner(group: str) -> TenantId:
+    """The name that owns a group's blocks."""
+    return TenantId(f"@group:{group}")
+
+
+def resolve_prefix(
+    rules: ScopeRules, tenant: TenantId, key: CacheKey, prefix: common_pb2.ScopePrefix, tokens: bytes, field: str
+) -> ScopeSpan | None:
+    """The span of a request with these packed `tokens` under the private `key`; None where no token lies in the scope.
+
+    Raises InvalidArgument (below `field`), PermissionDenied (SCOPE_DENIED: no member, or no such group;
+    PREFIX_NOT_APPROVED).
+    """
+    num_tokens, most = prefix.num_tokens, len(tokens) // TOKEN_BYTES
+    if num_tokens > most:
+        raise InvalidArgument(f"{field}.num_tokens", f"is {num_tokens}; allowed are 0..{most}, the prompt's tokens")
+    if prefix.scope == common_pb2.SCOPE_GROUP:
+        if not rules.is_member(prefix.group, tenant):
+            raise PermissionDenied("there is no such group of this tenant", reason="SCOPE_DENIED")
+        return group_span(rules, key, prefix.group, num_tokens or most)
+    if prefix.scope != common_pb2.SCOPE_PUBLIC:
+        raise InvalidArgument(f"{field}.scope", "allowed are the group and the public scope")
+    if prefix.group:
+        raise InvalidArgument(f"{field}.group", "is only allowed in the group scope")
+    if not num_tokens:
+        num_tokens = longest_approved(rules, tokens)
+        return public_span(rules, key, num_tokens) if num_tokens else None
+    if not rules.is_approved(tokens[: num_tokens * TOKEN_BYTES]):
+        raise PermissionDenied(
+            f"the first {num_tokens} tokens of the prompt are no approved prefix", reason="PREFIX_NOT_APPROVED"
+        )
+    return public_span(rules, key, num_tokens)
+
+
+def longest_approved(rules: ScopeRules, tokens: bytes) -> int:
+    """How many tokens the longest approved prefix that a prompt begins with has; 0 where there is none."""
+    fitting = (length for length in rules.approved_lengths() if length * TOKEN_BYTES <= len(tokens))
+    for length in sorted(fitting, reverse=True):
+        if rules.is_approved(tokens[: length * TOKEN_BYTES]):
+            return length
+    return 0
+
+
+def group_span(rules: ScopeRules, key: CacheKey, group: str, num_tokens: int) -> ScopeSpan:
+    """The first tokens in a group's scope. The caller has checked the membership."""
+    wider = replace(key, scope=Scope.GROUP, scope_name=group)
+    return ScopeSpan(group_owner(group), derive_root(rules.scope_secret(Scope.GROUP, group), wider), num_tokens)
+
+
+def public_span(rules: ScopeRules, key: CacheKey, num_tokens: int) -> ScopeSpan:
+    """The first tokens in the public scope. The caller has checked the approval."""
+    wider = replace(key, scope=Scope.PUBLIC, scope_name="")
+    return ScopeSpan(PUBLIC_OWNER, derive_root(rules.scope_secret(Scope.PUBLIC), wider), num_tokens)
