@@ -28,7 +28,7 @@ def main() -> int:
             digest = run(seed, only=only, echo=options.verbose)
         except Violation as error:
             failed += 1
-            print(f"seed {seed} FAILED: {error}")
+            print(f"FAILED {error}")
         else:
             if options.seed is not None:
                 print(f"seed {seed}: {digest}")

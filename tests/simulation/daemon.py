@@ -6,7 +6,7 @@ says; its blocks are free only when its process cannot write them any more. Call
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,12 +54,13 @@ class SimDaemon:
             epoch=1,
             name_bits=scenario.name_bits,
             fail_allocation=scenario.fail_allocation,
-            on_free=world.memory.freed,
+            on_free=world.invariants.freed,
         )
         self.streams: dict[int, Stream] = {}
         self.dead: set[int] = set()
         self.quarantined: dict[SessionId, tuple[str, int]] = {}
         self.admitted = 0
+        self.not_stored: set[LeaseId] = set()
         self.kernel.after(MILLISECOND, self._tick)
 
     def receive(self, link: Link, message: Any) -> None:
@@ -106,15 +107,20 @@ class SimDaemon:
                 return self._acquire(session, request, sample, tokens, resumed, stream)
             case messages.Report(sequences, returned, wanted, applied):
                 self._say(f"session {session} reports {self._described(operation)}")
+                hidden = [item.lease_id for item in sequences if item.lease_id in self.not_stored]
+                unlisted = self.world.invariants.unpublished(hidden)
                 done = manager.report(
                     session, sequences, returned=np.array(returned, np.int32), wanted=wanted,
                     applied_revision=applied, now_ns=now_ns,
                 )  # fmt: skip
+                self.world.invariants.stayed_unpublished(unlisted)
                 if stream is not None:
                     stream.is_reclaiming = False
                 self._say(
                     f"grants {done.credit.tolist()}"
-                    + "".join(f", replaces {r.lease_id}@{r.first_index}: {r.blocks.tolist()}" for r in done.replacements)
+                    + "".join(
+                        f", replaces {r.lease_id}@{r.first_index}: {r.blocks.tolist()}" for r in done.replacements
+                    )
                     + "".join(f", refuses {r.lease_id}: {r.error.reason}" for r in done.refusals)
                 )
                 if len(done.credit) < wanted:
@@ -122,6 +128,8 @@ class SimDaemon:
                 return done
             case messages.Fork(lease, samples, num_tokens):
                 made = manager.fork(session, lease, samples, num_tokens, now_ns)
+                if lease in self.not_stored:
+                    self.not_stored.update(branch.lease_id for branch in made)
                 self._say(f"forks {lease} at {num_tokens}: {[(b.lease_id, b.blocks.tolist()) for b in made]}")
                 return made
             case messages.Rollback(lease, num_tokens):
@@ -134,7 +142,13 @@ class SimDaemon:
                 return None
 
     def _acquire(
-        self, session: SessionId, request: Any, sample: int, tokens: tuple[int, ...], resumed: bool, stream: Stream | None
+        self,
+        session: SessionId,
+        request: Any,
+        sample: int,
+        tokens: tuple[int, ...],
+        resumed: bool,
+        stream: Stream | None,
     ) -> Any:
         packed = pack_tokens(np.array(tokens, np.int32))
         try:
@@ -144,12 +158,16 @@ class SimDaemon:
                 resumed=resumed, priority=request.cache_priority, now_ns=self.kernel.now_ns,
             )  # fmt: skip
         except ResourceExhausted as error:
-            if error.needed <= error.usable and not self.world.scenario.fail_allocation:
-                raise Violation(f"{error.needed} blocks were refused while {error.usable} could be had") from None
             if error.reason == "POOL_FULL":
+                if not self.world.scenario.fail_allocation:
+                    self.world.invariants.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
                 self._reclaim(session, error.needed - error.usable, from_asking=True)
             raise
         self.admitted += not resumed
+        if request.no_read and answer.cached_tokens:
+            raise Violation(f"r{request.number} must read nothing and has {answer.cached_tokens} tokens cached")
+        if request.no_store:
+            self.not_stored.add(answer.lease_id)
         self._say(
             f"session {session} leases {answer.lease_id} for r{request.number}.{sample} of {request.tenant}: "
             f"{answer.blocks.tolist()}, {answer.cached_tokens} of {len(tokens)} cached, copy {answer.copy}"
@@ -230,7 +248,8 @@ class SimDaemon:
         try:
             self.perform(session, operation, None)
         except (FailedPrecondition, InvalidArgument):
-            if self.manager.snapshot() != before:
+            after = replace(self.manager.snapshot(), fenced_operations=before.fenced_operations)
+            if after != before:
                 raise Violation("a refused operation changed something") from None
             self._say(f"refuses a late message of session {session}")
         else:
@@ -263,11 +282,6 @@ class SimDaemon:
                     stream.link.down.close(0, lose=False)
                     stream.link.up.silence()
                 self._end(stream)
-
-    def is_lease(self, session: SessionId | None, lease: LeaseId | None) -> bool:
-        """Whether a session has that lease in truth."""
-        books = self.manager._state.book.sessions
-        return session in books and lease in books[session].leases  # type: ignore[index]
 
     def operate(self) -> None:
         """An operator does something."""

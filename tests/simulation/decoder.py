@@ -216,6 +216,6 @@ class SimDecoder:
             case messages.Report():
                 self.engine.reported(about, result)
             case messages.Fork():
-                self.engine.forked(about, result)
+                self.engine.forked(operation.lease, about, result)
             case messages.Rollback() | messages.MakeWritable():
                 self.engine.rolled_back(*about, result)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachemgr.ids import LeaseId
 from cachemgr.results import Acquired, Branch, CopyPlan, Reported
-from common.errors import ResourceExhausted, TesseraError
+from common.errors import NotFound, ResourceExhausted, TesseraError
 from tests.simulation import messages
 from tests.simulation.kernel import Violation
 from tests.simulation.sequences import ACQUIRING, FINISHED, HELD_UP, RUNNING, WAITING, Sequence
@@ -136,8 +136,10 @@ class Engine:
         if sequence.copy is not None:
             self.copies.append(sequence)
 
-    def forked(self, branches: list[Sequence], answer: list[Branch] | TesseraError) -> None:
+    def forked(self, lease: LeaseId, branches: list[Sequence], answer: list[Branch] | TesseraError) -> None:
         """A fork was answered: a lease for each branch, or none at all."""
+        if isinstance(answer, NotFound) and self.world.lied(lease):
+            return
         if isinstance(answer, TesseraError):
             raise Violation(f"a fork was refused: {answer.message}")
         for place, branch in enumerate(branches):
@@ -153,9 +155,13 @@ class Engine:
             branch.hold(made.lease_id, made.blocks.tolist(), shared, shared, made.copy)
             self._run(branch)
 
-    def rolled_back(self, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None) -> None:
+    def rolled_back(
+        self, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None
+    ) -> None:
         """A rollback or a copy-on-write was answered."""
         if sequence.lease != lease or sequence.state != HELD_UP:
+            return
+        if isinstance(answer, NotFound) and self.world.lied(lease):
             return
         if isinstance(answer, ResourceExhausted):
             self._give_way(sequence)
@@ -328,7 +334,8 @@ class Engine:
             place += 1
         token = next_token(sequence.cells[place - 1], sequence.sample)
         cut = place < len(sequence.tokens)
-        if cut and self.kernel.chance(0.5):
+        if cut and (sequence.reported_tokens > place or self.kernel.chance(0.5)):
+            # What was told is taken back by the daemon, too; else the daemon never hears of it.
             self._tell_all(sequence)
             self.process.ask(messages.Rollback(sequence.lease, place), (sequence, sequence.lease, place))  # type: ignore[arg-type]
             sequence.state = HELD_UP

@@ -1,4 +1,4 @@
-"""What goes wrong: one fault at a time, at random moments, of the kinds that the seed allows; and how all of it heals."""
+"""What goes wrong: one fault at a time, at random moments, of the kinds that the seed allows; and how it all heals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _cancel(world: World) -> None:
 
 def _lie(world: World, decoder: SimDecoder) -> None:
     ready = [item for item in decoder.engine.running if item.lease is not None and not item.to_fork]
-    if ready and not decoder.busy:
+    if ready:
         sequence = world.kernel.random.choice(ready)
         sequence.lie = True
         world.lies.add(sequence.lease)  # type: ignore[arg-type]

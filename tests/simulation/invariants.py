@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cachemgr.blocks import BlockState
-from cachemgr.ids import NodeId
+from cachemgr.ids import BlockRun, LeaseId, NodeId
+from cachemgr.state import CacheState
 from common.tokens import unpack_tokens
 from tests.simulation.kernel import Violation
 from tests.simulation.memory import cells_of, root_cell
@@ -30,20 +31,26 @@ class Invariants:
     def __init__(self, world: World) -> None:
         self._world = world
         self._published = np.zeros(world.scenario.num_blocks + 1, np.int64)
+        self._generation = np.zeros(world.scenario.num_blocks + 1, np.int64)
+        self.recount = True  # whether `check_integrity` is asked; off, the shadow memory judges alone
 
     @property
-    def _state(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _state(self) -> CacheState:
         return self._world.daemon.manager._state
 
     def after_step(self) -> None:
         """Invariants 1 to 7."""
-        found = self._world.daemon.manager.check_integrity()
+        found = self._world.daemon.manager.check_integrity() if self.recount else []
         if found:
             raise Violation("; ".join(found))
         self._check_published()
+        if (self._state.pool.generation != self._generation).any():
+            raise Violation("a generation is not the number of times that its block was freed")
         counters = self._state.counters
         if counters.hits + counters.misses != self._world.daemon.admitted:
-            raise Violation(f"{self._world.daemon.admitted} admissions were counted {counters.hits + counters.misses} times")
+            raise Violation(
+                f"{self._world.daemon.admitted} admissions were counted {counters.hits + counters.misses} times"
+            )
 
     def _check_published(self) -> None:
         """5: what the index lists is written, by its owner, and is what the index says."""
@@ -64,6 +71,30 @@ class Invariants:
             if memory.blocks[block][: len(cells)] != cells:
                 raise Violation(f"block {block} is published and does not hold what the index says")
         self._published = now
+
+    def freed(self, blocks: BlockRun) -> None:
+        """The manager says that it has freed these."""
+        self._generation[blocks] += 1
+        self._world.memory.freed(blocks)
+
+    def unpublished(self, leases: list[LeaseId]) -> list[tuple[int, int]]:
+        """(block, generation) of what these leases hold and the index does not list."""
+        pool, book = self._state.pool, self._state.book
+        tables = [book.leases[lease].blocks for lease in leases if lease in book.leases]
+        return [(b, int(pool.generation[b])) for table in tables for b in table.tolist() if not pool.published[b]]
+
+    def stayed_unpublished(self, blocks: list[tuple[int, int]]) -> None:
+        """Leases that must not be stored have published nothing."""
+        pool = self._state.pool
+        for block, generation in blocks:
+            if pool.published[block] and pool.generation[block] == generation:
+                raise Violation(f"block {block} of a request that must not be stored is published")
+
+    def may_be_refused(self, num_blocks: int) -> None:
+        """9: an acquire of so many blocks was refused: it must not fit now."""
+        pool = self._state.pool
+        if num_blocks <= pool.num_free + pool.num_cached:
+            raise Violation(f"{num_blocks} blocks were refused; {pool.num_free} are free, {pool.num_cached} cached")
 
     def may_write(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
         """3, and fencing: a block is written by one who holds it alone, or lies in the quarantine of the writer."""
@@ -97,7 +128,7 @@ class Invariants:
         """Raises."""
         shot = self._world.daemon.manager.snapshot()
         raise Violation(
-            f"after draining: {shot.leases} leases, {shot.active_blocks} active, {shot.quarantined_blocks} in quarantine"
+            f"after draining: {shot.leases} leases, {shot.active_blocks} active, {shot.quarantined_blocks} quarantined"
         )
 
     def at_end(self) -> None:

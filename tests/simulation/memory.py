@@ -1,8 +1,8 @@
 """The shadow memory: what every slot of every block holds, whatever the cache manager believes.
 
-A cell names everything that the keys and values of a token depend on: the owner, the root of its tree, and all tokens up
-to it. So a wrong share, a stale block, a lost copy or a block that was freed too early is seen as a wrong cell by whoever
-reads it. 0 is a zeroed slot, a negative cell is one whose block was freed since. Called by the simulated decoders.
+A cell names everything that the keys and values of a token depend on: the owner, the root of its tree, and all tokens
+up to it. So a wrong share, a stale block, a lost copy or a block that was freed too early is seen as a wrong cell by
+whoever reads it. 0 is a zeroed slot, a negative cell is one whose block was freed since. Called by decoders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streams between decoders and the daemon, as gRPC keeps them: in order, whole, until they break.
 
-Invariants: a direction delivers in the order of sending; after a break nothing more is sent, of what was on its way some
-leading part still arrives, and each side is told of the end once, in its own time. Called by decoders and the daemon.
+Invariants: a direction delivers in the order of sending; after a break nothing more is sent, of what was on its way
+some leading part still arrives, and each side is told of the end once, in its own time.
 """
 
 from __future__ import annotations

@@ -36,18 +36,18 @@ class Scenario:
     fault_every: int
     name_bits: int
     fail_allocation: int
-    retry: bool
 
     @property
     def faults_until(self) -> int:
         """When faults and new requests stop."""
-        return 60 * MILLISECOND
+        return 80 * MILLISECOND
 
     def describe(self) -> str:
         """One line for the trace."""
+        faults = ", ".join(sorted(self.faults)) or "none"
         return (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_tokens}, {self.num_decoders} decoders, "
-            f"{self.num_tenants} tenants, {self.num_requests} requests, faults: {', '.join(sorted(self.faults)) or 'none'}"
+            f"{self.num_tenants} tenants, {self.num_requests} requests, faults: {faults}"
         )
 
 
@@ -73,7 +73,7 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         num_tenants=kernel.between(1, 3),
         shared_roots=kernel.chance(0.5),
         document_blocks=kernel.between(2, 5),
-        num_requests=kernel.between(8, 14),
+        num_requests=kernel.between(12, 20),
         max_tokens=kernel.between(2, 3 * block_tokens + 2),
         max_batch=kernel.between(2, 5),
         chunk_tokens=kernel.between(1, 3) * max(2, block_tokens),
@@ -81,5 +81,4 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         fault_every=kernel.between(2, 8) * MILLISECOND,
         name_bits=kernel.random.choice((128, 128, 1)),
         fail_allocation=kernel.between(1, 30) if ALLOCATION in faults else 0,
-        retry=kernel.chance(0.5),
     )

@@ -39,7 +39,7 @@ class Sequence:
     reported_sealed: int = 0
     drafts: int = 0
     to_fork: tuple[int, ...] = ()
-    lie: bool = False
+    lie: bool = False  # its next report says what is not so
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -88,6 +88,7 @@ class Sequence:
         """Its lease is over: what was computed counts no more; drafts that nobody confirmed are dropped."""
         self.cut(len(self.tokens) - self.drafts)
         self.drafts = 0
+        self.lie = False
         self.lease, self.table, self.computed, self.copy = None, [], 0, None
         self.taken, self.copied = [], False
         self.reported_tokens = self.reported_sealed = 0
@@ -100,11 +101,12 @@ class Sequence:
         """What the daemon has not been told; drafts that are computed are told too."""
         assert self.lease is not None
         known = max(self.computed, self.reported_tokens)
+        stolen = self.table[:1] if self.lie and self.lease % 2 else []
         report = SequenceReport(
             self.lease,
-            taken_blocks=np.array(self.taken, np.int32),
+            taken_blocks=np.array(self.taken + stolen, np.int32),
             tokens=pack_tokens(np.array(self.tokens[self.reported_tokens : known], np.int32)),
-            sealed_tokens=self.computed + (1000 if self.lie else 0),
+            sealed_tokens=self.computed + (1000 if self.lie and not stolen else 0),
             copied=self.copied,
             release=release,
         )

@@ -69,7 +69,7 @@ class Workload:
         self._scenario = scenario
         size = scenario.block_tokens
         self._documents = [
-            [self._token() for _ in range(kernel.between(2, scenario.document_blocks) * size)] for _ in range(3)
+            [self._token() for _ in range(kernel.between(2, scenario.document_blocks) * size)] for _ in range(2)
         ]
         self.requests: list[Request] = []
 
@@ -79,13 +79,17 @@ class Workload:
     def draw(self) -> Request:
         """The next request."""
         kernel, scenario = self._kernel, self._scenario
-        document = kernel.random.choice(self._documents)
-        prompt = document[: kernel.between(1, len(document))]
-        prompt += [self._token() for _ in range(kernel.between(0, scenario.block_tokens + 1))]
+        twin = self.requests[-1] if self.requests and kernel.chance(0.4) else None
+        if twin is not None and kernel.chance(0.7):
+            prompt = list(twin.prompt)
+        else:
+            document = kernel.random.choice(self._documents)
+            prompt = document[: kernel.between(1, len(document))]
+            prompt += [self._token() for _ in range(kernel.between(0, scenario.block_tokens + 1))]
         if kernel.chance(0.02):
             prompt += [0] * (scenario.num_blocks * scenario.block_tokens)
-        owner = kernel.between(1, scenario.num_tenants)
-        key = kernel.between(0, 5) == 0
+        owner = twin.owner if twin is not None else kernel.between(1, scenario.num_tenants)
+        key = kernel.between(0, 7) == 0
         # The roots of two tenants never meet in truth; here they do, and the owner alone must keep them apart.
         root = b"key-%d" % key if scenario.shared_roots else b"key-%d-%d" % (owner, key)
         request = Request(

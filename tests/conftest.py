@@ -1,0 +1,12 @@
+"""Options of the simulation; see docs/testing.md."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--seeds` and `--seed`."""
+    group = parser.getgroup("simulation")
+    group.addoption("--seeds", type=int, default=1000, help="how many seeds the simulation runs (default 1000)")
+    group.addoption("--seed", type=int, default=None, help="run exactly this seed of the simulation")

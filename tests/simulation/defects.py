@@ -1,0 +1,324 @@
+"""Seeded defects of the core: what a careless change could do. The simulation must find each of them.
+
+Each function breaks one rule by a monkeypatch. They are positive controls: without them a simulation that finds nothing
+says nothing. Called by `test_defects.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pytest import MonkeyPatch
+
+from cachemgr import admission, branches, radix, reports, sealing, upkeep
+from cachemgr.blocks import BlockPool
+from cachemgr.leases import LeaseBook, Session
+from cachemgr.nodes import NO_BLOCKS
+from cachemgr.radix import PrefixIndex
+from cachemgr.reclaim import Reclaimer
+from cachemgr.state import CacheState
+
+Defect = Callable[[MonkeyPatch], None]
+
+
+def _wrap(patch: MonkeyPatch, holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replaces `holder.name` by `wrapper(original, ...)`."""
+    original = getattr(holder, name)
+    patch.setattr(holder, name, lambda *arguments, **named: wrapper(original, *arguments, **named))
+
+
+def the_last_token_is_matched(patch: MonkeyPatch) -> None:
+    """A hit covers the whole prompt: nothing is left to compute."""
+    _wrap(patch, PrefixIndex, "match", lambda match, index, tree, tokens, count: match(index, tree, tokens, count + 1))
+
+
+def a_match_is_one_token_too_long(patch: MonkeyPatch) -> None:
+    """The first token that differs counts as equal."""
+
+    def one_more(common: Any, left: bytes, right: bytes) -> int:
+        return int(min(common(left, right) + 1, len(left) // 4, len(right) // 4))
+
+    _wrap(patch, radix, "common_tokens", one_more)
+
+
+def tokens_are_not_compared(patch: MonkeyPatch) -> None:
+    """What begins alike is taken for equal."""
+    patch.setattr(radix, "common_tokens", lambda left, right: min(len(left), len(right)) // 4)
+
+
+def tenants_share_a_tree(patch: MonkeyPatch) -> None:
+    """The owner is not part of a tree's key."""
+    _wrap(patch, CacheState, "owner_of", lambda owner_of, state, tenant: owner_of(state, "tenant-1"))
+    _wrap(patch, CacheState, "known_owner", lambda known, state, tenant: known(state, "tenant-1"))
+
+
+def blocks_are_published_before_they_are_computed(patch: MonkeyPatch) -> None:
+    """The first seal publishes the whole prompt."""
+
+    def eager(seal: Any, state: Any, session: Any, lease: Any, sealed: int) -> Any:
+        return seal(state, session, lease, max(sealed, min(lease.num_tokens, lease.num_blocks * state.block_tokens)))
+
+    _wrap(patch, reports, "seal", eager)
+
+
+def a_tail_is_published_beyond_its_seal(patch: MonkeyPatch) -> None:
+    """The partly filled tail counts one token that nobody computed."""
+
+    def longer(publish_tail: Any, state: Any, lease: Any, *more: Any) -> None:
+        if lease.sealed % state.block_tokens and lease.sealed < lease.num_tokens:
+            lease.sealed += 1
+        publish_tail(state, lease, *more)
+
+    _wrap(patch, reports, "publish_tail", longer)
+
+
+def matches_are_not_pinned_before_the_allocation(patch: MonkeyPatch) -> None:
+    """What was matched is held after the rest was allocated, which may have evicted it."""
+    late: list[Any] = []
+    patch.setattr(BlockPool, "hold_published", lambda pool, blocks, idle: late.append(blocks))
+
+    def allocate(original: Any, state: Any, count: int, owner: int) -> Any:
+        blocks = original(state, count, owner)
+        while late:
+            state.pool.hold(late.pop())
+        return blocks
+
+    _wrap(patch, CacheState, "allocate", allocate)
+
+
+def held_blocks_are_evicted(patch: MonkeyPatch) -> None:
+    """Eviction does not look at the references."""
+
+    def blind(original: Any, reclaimer: Any, *arguments: Any) -> Any:
+        holders, references = reclaimer._holders, reclaimer._references
+        reclaimer._references = np.minimum(references, 1)
+        reclaimer._holders = memoryview(reclaimer._references)
+        try:
+            return original(reclaimer, *arguments)
+        finally:
+            reclaimer._holders, reclaimer._references = holders, references
+
+    _wrap(patch, Reclaimer, "_take_from", blind)
+
+
+def nothing_is_quarantined(patch: MonkeyPatch) -> None:
+    """A lost session's blocks are free at once, whoever may still write them."""
+    _wrap(patch, upkeep, "detach", lambda detach, state, session, **_: detach(state, session, process_dead=True))
+
+
+def a_quarantine_never_ends(patch: MonkeyPatch) -> None:
+    """The death of a process frees nothing."""
+    patch.setattr(upkeep, "process_gone", lambda state, session: 0)
+
+
+def the_source_of_a_copy_stays_held(patch: MonkeyPatch) -> None:
+    """A copy that has run does not let its source go."""
+
+    def forget(unpin: Any, state: Any, lease: Any, **_: Any) -> Any:
+        lease.copy = None
+        return NO_BLOCKS
+
+    _wrap(patch, CacheState, "unpin", forget)
+
+
+def the_source_of_a_fork_is_not_held(patch: MonkeyPatch) -> None:
+    """The parent may end and its tail be evicted before a branch has copied it."""
+    patch.setattr(branches, "_pin", lambda state, source, target, count: branches.CopyPlan(source, target, count))
+
+
+def a_fork_copies_a_token_too_few(patch: MonkeyPatch) -> None:
+    """The branch lacks the last token of the shared tail."""
+    _wrap(patch, branches, "_pin", lambda pin, *arguments: _shorter(pin(*arguments)))
+
+
+def a_partial_hit_copies_a_token_too_few(patch: MonkeyPatch) -> None:
+    """The lease claims a token that the copy does not bring."""
+    _wrap(patch, admission, "CopyPlan", lambda plan, *arguments: _shorter(plan(*arguments)))
+
+
+def _shorter(plan: Any) -> Any:
+    return replace(plan, num_tokens=plan.num_tokens - 1)
+
+
+def a_shared_tail_is_written(patch: MonkeyPatch) -> None:
+    """Rollback into a published block gives no copy of it."""
+    patch.setattr(branches, "_is_shared", lambda state, lease, sealed: False)
+
+
+def generations_stand_still(patch: MonkeyPatch) -> None:
+    """A block that was freed and given out again has the handle that it had."""
+
+    def free(original: Any, pool: Any, blocks: Any) -> None:
+        original(pool, blocks)
+        pool.generation[blocks] -= 1
+
+    _wrap(patch, BlockPool, "_free", free)
+
+
+def duplicates_are_freed_before_the_table_is_switched(patch: MonkeyPatch) -> None:
+    """The next report frees them, whatever it acknowledges."""
+
+    def everything(take: Any, session: Any, *, applied_revision: int = -1, lease_id: Any = None) -> Any:
+        return take(session, applied_revision=1 << 60, lease_id=lease_id)
+
+    _wrap(patch, Session, "take_deferred", everything)
+
+
+def duplicates_are_never_freed(patch: MonkeyPatch) -> None:
+    """No acknowledgement is heard."""
+
+    def nothing(take: Any, session: Any, *, applied_revision: int = -1, lease_id: Any = None) -> Any:
+        return take(session, lease_id=lease_id) if lease_id is not None else []
+
+    _wrap(patch, Session, "take_deferred", nothing)
+
+
+def a_replacement_is_not_told(patch: MonkeyPatch) -> None:
+    """The manager switches to the published blocks and the decoder does not hear of it."""
+    _wrap(patch, reports, "report", lambda report, *a, **named: replace(report(*a, **named), replacements=[]))
+
+
+def a_replacement_is_told_at_the_wrong_place(patch: MonkeyPatch) -> None:
+    """The table changes one block too late."""
+
+    def shifted(make: Any, lease: Any, first_index: int, blocks: Any) -> Any:
+        return make(lease, first_index + 1, blocks)
+
+    _wrap(patch, sealing, "Replacement", shifted)
+
+
+def a_refused_lease_is_freed_at_once(patch: MonkeyPatch) -> None:
+    """The decoder that is told of the refusal still writes."""
+
+    def at_once(original: Any, state: Any, session: Any, sequence: Any) -> None:
+        lease = session.leases.get(sequence.lease_id)
+        if lease is not None:
+            state.end_lease(session, lease)
+
+    _wrap(patch, reports, "end_refused", at_once)
+
+
+def credit_is_not_booked(patch: MonkeyPatch) -> None:
+    """Blocks are lent and nobody knows to whom."""
+
+    def grant(original: Any, state: Any, session: Any, wanted: int) -> Any:
+        blocks = original(state, session, wanted)
+        session.credit.difference_update(blocks.tolist())
+        return blocks
+
+    _wrap(patch, reports, "_grant_credit", grant)
+
+
+def more_room_is_promised_than_there_is(patch: MonkeyPatch) -> None:
+    """Quarantined blocks are counted as usable."""
+    room = property(lambda state: state.pool.num_free + state.pool.num_cached + state.pool.num_quarantined)
+    patch.setattr(CacheState, "room", room)
+
+
+def cached_blocks_are_not_counted_as_room(patch: MonkeyPatch) -> None:
+    """Requests wait that would fit."""
+    patch.setattr(CacheState, "room", property(lambda state: state.pool.num_free))
+
+
+def a_session_that_is_over_is_served(patch: MonkeyPatch) -> None:
+    """An unknown session is taken for the newest one."""
+
+    def session(original: Any, book: Any, session_id: Any) -> Any:
+        if session_id not in book.sessions and book.sessions:
+            session_id = max(book.sessions)
+        return original(book, session_id)
+
+    _wrap(patch, LeaseBook, "session", session)
+
+
+def no_store_is_ignored(patch: MonkeyPatch) -> None:
+    """What must not be kept is published."""
+    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "no_store": False}))
+
+
+def no_read_is_ignored(patch: MonkeyPatch) -> None:
+    """What must be computed anew is read."""
+    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "no_read": False}))
+
+
+def resumed_requests_are_counted_again(patch: MonkeyPatch) -> None:
+    """A preemption makes another hit of the same request."""
+    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "resumed": False}))
+
+
+def a_purged_lease_publishes_on(patch: MonkeyPatch) -> None:
+    """Purge forgets the leases."""
+
+    def purge(original: Any, state: Any, tenant: Any) -> Any:
+        before = [(lease, lease.store) for lease in state.book.leases.values()]
+        dropped = original(state, tenant)
+        for lease, store in before:
+            lease.store = store
+        return dropped
+
+    _wrap(patch, upkeep, "purge", purge)
+
+
+def leases_that_end_are_not_told_to_the_queue(patch: MonkeyPatch) -> None:
+    """What they held can never be evicted again."""
+    patch.setattr(CacheState, "rest", lambda state, lease, count: None)
+
+
+# Found within a few seeds.
+COMMON: list[Defect] = [
+    the_last_token_is_matched,
+    a_match_is_one_token_too_long,
+    tokens_are_not_compared,
+    tenants_share_a_tree,
+    blocks_are_published_before_they_are_computed,
+    held_blocks_are_evicted,
+    nothing_is_quarantined,
+    the_source_of_a_copy_stays_held,
+    the_source_of_a_fork_is_not_held,
+    a_fork_copies_a_token_too_few,
+    a_partial_hit_copies_a_token_too_few,
+    a_shared_tail_is_written,
+    generations_stand_still,
+    duplicates_are_freed_before_the_table_is_switched,
+    a_replacement_is_not_told,
+    a_replacement_is_told_at_the_wrong_place,
+    credit_is_not_booked,
+    cached_blocks_are_not_counted_as_room,
+    a_session_that_is_over_is_served,
+    no_store_is_ignored,
+    no_read_is_ignored,
+    resumed_requests_are_counted_again,
+    leases_that_end_are_not_told_to_the_queue,
+]
+
+# Found within some dozens of seeds.
+RARE: list[Defect] = [
+    a_tail_is_published_beyond_its_seal,
+    matches_are_not_pinned_before_the_allocation,
+    a_quarantine_never_ends,
+    duplicates_are_never_freed,
+    more_room_is_promised_than_there_is,
+    a_refused_lease_is_freed_at_once,
+    a_purged_lease_publishes_on,
+]
+
+# Those that give a reader wrong content: the shadow memory must see them with the manager's own check left out.
+SEEN_BY_MEMORY: list[Defect] = [
+    the_last_token_is_matched,
+    tokens_are_not_compared,
+    tenants_share_a_tree,
+    blocks_are_published_before_they_are_computed,
+    matches_are_not_pinned_before_the_allocation,
+    held_blocks_are_evicted,
+    nothing_is_quarantined,
+    the_source_of_a_fork_is_not_held,
+    a_fork_copies_a_token_too_few,
+    a_partial_hit_copies_a_token_too_few,
+    a_shared_tail_is_written,
+    duplicates_are_freed_before_the_table_is_switched,
+    a_replacement_is_not_told,
+    a_refused_lease_is_freed_at_once,
+]
