@@ -48,7 +48,8 @@ class ChildrenMachine(RuleBasedStateMachine):
     def remove(self, data: st.DataObject, count: int) -> None:
         for _ in range(min(count, len(self.model))):
             key = data.draw(st.sampled_from(sorted(self.model)))
-            self.children.remove(key)
+            with patch.object(module, "SWEEP", 5), patch.object(module, "SLACK", 2):
+                self.children.remove(key)
             del self.model[key]
 
     @rule(key=KEYS)
@@ -80,3 +81,15 @@ class ChildrenMachine(RuleBasedStateMachine):
 
 ChildrenMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestChildrenMachine = ChildrenMachine.TestCase
+
+
+def test_keys_of_removed_children_do_not_pile_up() -> None:
+    """Whatever comes and goes, the keys that are kept are a bounded part more than the children."""
+    children = Children()
+    for number in range(50_000):
+        children.add(number.to_bytes(4, "big"), make_node(number))
+        if number >= 2000:
+            children.remove((number - 2000).to_bytes(4, "big"))
+    assert len(children) == 2000
+    assert sum(map(len, children._keys)) <= 4 * len(children)
+    assert children.around(bytes(4)) == (children.get((48_000).to_bytes(4, "big")), None)

@@ -120,8 +120,7 @@ def move_a_subtree_to_the_other_tenant(state: CacheState) -> None:
 
 
 def orphan_a_node(state: CacheState) -> None:
-    inner(state).children._keys[0].pop()
-    inner(state).children._nodes[0].pop()
+    inner(state).children._nodes.popitem()
 
 
 def lose_a_node_from_the_register(state: CacheState) -> None:
@@ -135,7 +134,6 @@ def wrong_parent(state: CacheState) -> None:
 def unsorted_children(state: CacheState) -> None:
     node = inner(state)
     node.children._keys[0].reverse()
-    node.children._nodes[0].reverse()
 
 
 def wrong_key(state: CacheState) -> None:
