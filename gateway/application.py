@@ -29,6 +29,7 @@ from gateway.decoder_pool import DecoderPool
 from gateway.health import HealthMonitor
 from gateway.prompts import PromptEncoder
 from gateway.service import InferenceService
+from gateway.sessions import Branches
 from gateway.tokenizer import ModelTokenizer
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -52,7 +53,8 @@ class Gateway:
         self._admission = Admission(options.max_queue + options.max_batch * options.decoders)
         tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
         self._server = make_server([tenants, ErrorInterceptor()])
-        service = InferenceService(self._pool, self._prompts, self._admission, time.monotonic)
+        branches = Branches(self._daemon)
+        service = InferenceService(self._pool, self._prompts, self._admission, branches, time.monotonic)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         self._credentials = credentials
         self._health: Health | None = None

@@ -8,6 +8,7 @@ Called by `gateway/prompts.py`; it knows no tokenizer.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +24,7 @@ from common.errors import FailedPrecondition, InvalidArgument
 ROLES: Final = ("system", "user", "assistant")
 MAX_MESSAGES: Final = 4096
 _MAX_TEMPLATE_ERROR: Final = 500
+_MARK: Final = f"answer{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,30 @@ class ChatTemplate:
 
     def render(self, turns: Sequence[Turn]) -> str:
         """The prompt up to where the assistant speaks. Raises InvalidArgument on a bad role or a refusal."""
-        if not turns:
-            raise InvalidArgument("chat.messages", "is empty; allowed is one message or more")
-        if len(turns) > MAX_MESSAGES:
-            raise InvalidArgument("chat.messages", f"holds {len(turns)} messages; allowed are 1..{MAX_MESSAGES}")
-        for index, turn in enumerate(turns):
-            if turn.role not in ROLES:
-                raise InvalidArgument(f"chat.messages[{index}].role", f"allowed are {', '.join(ROLES)}")
+        _check_turns(turns)
+        return self._render(turns)
+
+    def render_after_answer(self, turns: Sequence[Turn]) -> str:
+        """What comes after the text of an assistant's turn when `turns` follow it: the end of that turn, the new turns,
+        and where the assistant speaks again. It is what the template over the whole conversation has there.
+
+        The template is run over a made-up conversation whose answer is a mark that nobody can guess; what stands after
+        the mark counts. Raises InvalidArgument as `render`, and where that would not be the same: the text after the
+        mark depends on what was said before, or the turns change what stands before it.
+        """
+        _check_turns(turns)
+        short = [Turn("user", "a"), Turn("assistant", _MARK)]
+        long = [Turn("user", "b"), Turn("assistant", "c"), Turn("user", "d"), Turn("assistant", _MARK)]
+        head, mark, after = self._render([*short, *turns]).partition(_MARK)
+        plain_head, _, _ = self._render([*short, Turn("user", "e")]).partition(_MARK)
+        _, _, other_after = self._render([*long, *turns]).partition(_MARK)
+        if not mark or _MARK in after or after != other_after or head != plain_head:
+            raise InvalidArgument(
+                "chat.messages", "the model's chat template cannot go on with these turns; send the whole conversation"
+            )
+        return after
+
+    def _render(self, turns: Sequence[Turn]) -> str:
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         chunks, length = [], 0
         try:
@@ -106,3 +125,14 @@ class ChatTemplate:
             kind = type(error).__name__
             raise InvalidArgument("chat.messages", f"the model's chat template fails on them ({kind})") from error
         return "".join(chunks)
+
+
+def _check_turns(turns: Sequence[Turn]) -> None:
+    """Raises InvalidArgument for none, too many, and a role that is not one."""
+    if not turns:
+        raise InvalidArgument("chat.messages", "is empty; allowed is one message or more")
+    if len(turns) > MAX_MESSAGES:
+        raise InvalidArgument("chat.messages", f"holds {len(turns)} messages; allowed are 1..{MAX_MESSAGES}")
+    for index, turn in enumerate(turns):
+        if turn.role not in ROLES:
+            raise InvalidArgument(f"chat.messages[{index}].role", f"allowed are {', '.join(ROLES)}")

@@ -22,10 +22,13 @@ _SLACK_TOKENS: Final = 64  # a step may bring several tokens past the window
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The request was admitted."""
+    """The request was admitted. `base_tokens` are the last of the kept conversation that it continues, `prompt_tokens`
+    counts all of that (0: not said)."""
 
     cached_tokens: int
     queue_seconds: float
+    prompt_tokens: int = 0
+    base_tokens: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class SampleEnd:
     index: int
     reason: int
     stop_token_id: int | None
+    session_handle: bytes = field(default=b"", repr=False)
+    session_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,10 @@ class DecodeStream:
             self._reported = self._consumed
             self._outbox.consumed(self.number, self._consumed)
 
-    def cancel_sample(self, index: int) -> None:
-        """End one sample at the decoder."""
+    def cancel_sample(self, index: int, *, finish: bool = False) -> None:
+        """End one sample at the decoder; with `finish` it ended well, and the decoder's word on it will come."""
         if not self._over:
-            self._outbox.cancel(self.number, index)
+            self._outbox.cancel(self.number, index, finish=finish)
 
     def close(self) -> None:
         """Let go; a request that still runs is cancelled at the decoder. May be called at any time, and again."""

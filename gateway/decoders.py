@@ -228,12 +228,16 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
         return update
 
     for started in step.started:
-        of(started.request).start = Start(started.cached_tokens, started.queue_nanoseconds / 1e9)
+        of(started.request).start = Start(
+            started.cached_tokens, started.queue_nanoseconds / 1e9, started.prompt_tokens, tuple(started.base_tokens)
+        )
     for gained in step.tokens:
         of(gained.request).add_tokens(gained.index, gained.token_ids, gained.logprobs)
     for finished in step.finished:
         stop = finished.stop_token_id if finished.HasField("stop_token_id") else None
-        of(finished.request).sample_ends.append(SampleEnd(finished.index, finished.reason, stop))
+        of(finished.request).sample_ends.append(
+            SampleEnd(finished.index, finished.reason, stop, finished.session_handle, finished.session_tokens)
+        )
     for ended in step.ended:
         of(ended.request).end = RequestEnd(ended.cow_copies)
     for failed in step.failed:

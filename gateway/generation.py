@@ -8,7 +8,7 @@ here and cancelled at the decoder. Made by `gateway/service.py` for each call; i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,51 +16,13 @@ from common.errors import Internal, TesseraError
 from common.logs import get_logger
 from gateway.decode_stream import DecodeStream, Gain, RequestEnd, SampleEnd, Start, Update
 from gateway.detokenizer import Detokenizer
+from gateway.sample import Sample
+from gateway.sessions import handle_bytes, handle_text
 from gateway.stops import StopAutomaton, StopScanner
 from gateway.validation import Plan
 from tessera.inference.v1 import inference_pb2 as pb
 
 CONFIRM_SECONDS: Final = 10.0  # how long a decoder may take to confirm samples that were ended here
-
-
-class _Sample:
-    """The text of one sample."""
-
-    def __init__(self, detokenizer: Detokenizer, scanner: StopScanner | None, plan: Plan) -> None:
-        self._detokenizer = detokenizer
-        self._scanner = scanner
-        self._plan = plan
-        self.num_tokens = 0
-        self.has_ended = False
-
-    def feed(self, token_ids: Sequence[int], stop_token_id: int | None) -> tuple[str, int, str | None]:
-        """Take tokens; returns final text, how many tokens count, and the stop string that ended the sample.
-
-        `stop_token_id` is the token that ends the sample, if the last of these does; it adds no text of its own.
-        """
-        parts = []
-        for used, token_id in enumerate(token_ids, start=1):
-            self.num_tokens += 1
-            is_stop = stop_token_id == token_id and used == len(token_ids)
-            text = "" if is_stop and not self._plan.include_stop else self._detokenizer.feed(token_id)
-            out, stop = self._scan(text)
-            parts.append(out)
-            if stop is not None:
-                return "".join(parts), used, stop
-        return "".join(parts), len(token_ids), None
-
-    def flush(self) -> tuple[str, str | None]:
-        """The text that was held back, and the stop string if the very end completes one."""
-        text, stop = self._scan(self._detokenizer.flush())
-        if stop is None and self._scanner is not None:
-            text += self._scanner.flush()
-        return text, stop
-
-    def _scan(self, text: str) -> tuple[str, str | None]:
-        if self._scanner is None or not text:
-            return text, None
-        scan = self._scanner.feed(text, armed=self.num_tokens > self._plan.min_tokens)
-        return scan.text, scan.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +47,11 @@ class Generation:
         new_detokenizer: Callable[[], Detokenizer],
         arrival: Arrival,
         clock: Callable[[], float],
+        cut: Callable[[bytes, int], Awaitable[None]] | None = None,
     ) -> None:
         automaton = StopAutomaton(plan.stops) if plan.stops else None
         self._samples = [
-            _Sample(
+            Sample(
                 new_detokenizer(), StopScanner(automaton, include_stop=plan.include_stop) if automaton else None, plan
             )
             for _ in range(plan.num_samples)
@@ -98,8 +61,10 @@ class Generation:
         self._request_id = request_id
         self._tenant = tenant
         self._prompt_tokens = prompt_tokens
+        self._goes_on = bool(plan.session.handle) and not prompt_tokens
         self._arrival = arrival
         self._clock = clock
+        self._cut = cut
         self._start: Start | None = None
         self._first_token: float | None = None
         self._cow_copies = 0
@@ -112,6 +77,8 @@ class Generation:
         while True:
             update = await self._next()
             for response in self._apply(update):
+                if response.HasField("finished") and response.finished.session_handle:
+                    await self._settle(response.finished)
                 await write(response)
             if update.end is not None:
                 self._cow_copies = update.end.cow_copies
@@ -156,6 +123,10 @@ class Generation:
         responses = []
         if update.start is not None:
             self._start = update.start
+            self._prompt_tokens = update.start.prompt_tokens or self._prompt_tokens
+            if self._goes_on:  # the answer goes on where the one before ended, in mid-word perhaps
+                for sample in self._samples:
+                    sample.prime(update.start.base_tokens)
         ends = {end.index: end for end in update.sample_ends}
         if update.gains and self._first_token is None:
             if self._start is None:
@@ -170,7 +141,7 @@ class Generation:
 
     def _gain(self, gain: Gain, ends: dict[int, SampleEnd]) -> list[pb.GenerateResponse]:
         sample = self._sample(gain.index)
-        if sample.has_ended:  # came before the decoder heard that it is cancelled
+        if sample.has_ended or sample.stop is not None:  # came before the decoder heard that it is cancelled
             return []
         end = ends.get(gain.index)
         text, used, stop = sample.feed(gain.token_ids, None if end is None else end.stop_token_id)
@@ -188,8 +159,11 @@ class Generation:
                 )
             )
         )
-        if stop is not None:
-            responses.append(self._finish(gain.index, pb.FINISH_REASON_STOP, stop))
+        if stop is not None and end is None and self._plan.session.keep_seconds:
+            sample.stop = stop
+            self._stream.cancel_sample(gain.index, finish=True)
+        elif stop is not None:
+            responses.append(self._finish(gain.index, pb.FINISH_REASON_STOP, stop, end))
             if end is None:
                 self._stream.cancel_sample(gain.index)
         return responses
@@ -198,25 +172,43 @@ class Generation:
         sample = self._sample(end.index)
         if sample.has_ended:
             return []
+        if sample.stop is not None:
+            return [self._finish(end.index, pb.FINISH_REASON_STOP, sample.stop, end)]
         responses = []
         text, stop = sample.flush()  # nothing, where the last tokens came in the same step
         if text:
             responses.append(pb.GenerateResponse(delta=pb.Delta(index=end.index, text=text)))
         if stop is not None:
-            responses.append(self._finish(end.index, pb.FINISH_REASON_STOP, stop))
+            responses.append(self._finish(end.index, pb.FINISH_REASON_STOP, stop, end))
         else:
             token = "" if end.stop_token_id is None else str(end.stop_token_id)
-            responses.append(self._finish(end.index, end.reason, token))
+            responses.append(self._finish(end.index, end.reason, token, end))
         return responses
 
-    def _finish(self, index: int, reason: int, stop: str) -> pb.GenerateResponse:
+    def _finish(self, index: int, reason: int, stop: str, end: SampleEnd | None) -> pb.GenerateResponse:
         self._samples[index].has_ended = True
         if reason not in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORTED):
             raise Internal("a decoder ended a sample for a reason that is not known")
         name = pb.FinishReason.Name(reason)
-        return pb.GenerateResponse(finished=pb.Finished(index=index, reason=name, stop=stop))
+        finished = pb.Finished(index=index, reason=name, stop=stop)
+        if end is not None and end.session_handle:
+            finished.session_handle, finished.session_tokens = handle_text(end.session_handle), end.session_tokens
+        return pb.GenerateResponse(finished=finished)
 
-    def _sample(self, index: int) -> _Sample:
+    async def _settle(self, finished: pb.Finished) -> None:
+        """Cut a kept conversation to what its client was given: the decoder may have gone on past a stop string."""
+        given = self._prompt_tokens + self._samples[finished.index].num_tokens
+        if finished.session_tokens <= given or self._cut is None:
+            return
+        try:
+            await self._cut(handle_bytes(finished.session_handle), given)
+            finished.session_tokens = given
+        except TesseraError as error:
+            get_logger().warning("session_not_cut", request_id=self._request_id, reason=error.reason)
+            finished.ClearField("session_handle")
+            finished.ClearField("session_tokens")
+
+    def _sample(self, index: int) -> Sample:
         if not 0 <= index < len(self._samples):
             raise Internal("a decoder named a sample that was not asked for")
         return self._samples[index]

@@ -23,10 +23,11 @@ class Outbox:
         """Queue a new request."""
         self._put(decode_pb2.ConnectRequest(submit=submit))
 
-    def cancel(self, request: int, index: int | None = None) -> None:
+    def cancel(self, request: int, index: int | None = None, *, finish: bool = False) -> None:
         """Queue the end of a request, or of one sample. A request that was not sent yet is forgotten instead."""
         if index is not None:
-            self._put(decode_pb2.ConnectRequest(cancel=decode_pb2.Cancel(request=request, index=index)))
+            cancel = decode_pb2.Cancel(request=request, index=index, finish=finish)
+            self._put(decode_pb2.ConnectRequest(cancel=cancel))
             return
         self._consumed.pop(request, None)
         for message in self._messages:

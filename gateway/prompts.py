@@ -45,14 +45,18 @@ class PromptEncoder:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def encode_prompt(self, request: inference_pb2.GenerateRequest, limits: ModelLimits) -> list[int]:
-        """The prompt of a request as ids that fit the model. Raises InvalidArgument naming the field."""
+        """The prompt of a request as ids that fit the model; after a kept conversation, what comes after that one, and
+        none is allowed. Raises InvalidArgument naming the field."""
         kind = request.WhichOneof("prompt")
+        continues = bool(request.session.handle)
+        if kind is None and continues:
+            return []
         if kind == "token_ids":
             check_prompt_length("token_ids.ids", len(request.token_ids.ids), limits)
             ids = list(request.token_ids.ids)
             check_token_ids("token_ids.ids", ids, limits.vocab_size)
             return ids
-        ids = await self._encode(kind, request, limits)
+        ids = await self._encode(kind, request, limits, continues=continues)
         check_prompt_length("chat.messages" if kind == "chat" else "text", len(ids), limits)
         if max(ids) >= limits.vocab_size:
             raise FailedPrecondition("the tokenizer of this gateway does not fit the model of the decoder")
@@ -71,26 +75,29 @@ class PromptEncoder:
             return self._tokenizer.decode(ids)
         return await self._in_thread(self._tokenizer.decode, ids)
 
-    async def _encode(self, kind: str | None, request: Any, limits: ModelLimits) -> list[int]:
+    async def _encode(
+        self, kind: str | None, request: Any, limits: ModelLimits, *, continues: bool = False
+    ) -> list[int]:
         max_bytes = limits.max_context_tokens * self._tokenizer.max_bytes_per_token
         if kind == "text":
             text = request.text
             if not text:
                 raise InvalidArgument("text", "is empty; allowed is one character or more")
             _check_bytes("text", len(text.encode()), max_bytes, limits)
+            encode = self._tokenizer.encode_continuation if continues else self._encode_text
             if len(text) <= INLINE_CHARACTERS:
-                return self._tokenizer.encode(text, add_special_tokens=True)
-            return await self._in_thread(self._encode_text, text)
+                return encode(text)
+            return await self._in_thread(encode, text)
         if kind == "chat":
             turns = [Turn(message.role, message.content) for message in request.chat.messages]
             _check_bytes("chat.messages", sum(len(turn.content.encode()) for turn in turns), max_bytes, limits)
-            return await self._in_thread(self._encode_chat, turns, max_bytes)
+            return await self._in_thread(self._encode_chat, turns, max_bytes, continues)
         raise InvalidArgument("prompt", "is not set; allowed is one of text, token_ids and chat")
 
     def _encode_text(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=True)
 
-    def _encode_chat(self, turns: Sequence[Turn], max_characters: int) -> list[int]:
+    def _encode_chat(self, turns: Sequence[Turn], max_characters: int, continues: bool) -> list[int]:
         template = self._templates.get(max_characters)
         if template is None:
             source = self._tokenizer.chat_template
@@ -100,6 +107,8 @@ class PromptEncoder:
                 source, self._tokenizer.special_tokens, now=self._now, max_characters=max_characters
             )
             self._templates[max_characters] = template
+        if continues:
+            return self._tokenizer.encode_continuation(template.render_after_answer(turns))
         # The template writes the model's special tokens itself, BOS included.
         return self._tokenizer.encode(template.render(turns), add_special_tokens=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import TesseraError, Unimplemented
+from common.errors import TesseraError
 from common.logs import get_logger
 from gateway.admission import Admission
 from gateway.auth import current_caller
@@ -21,8 +21,9 @@ from gateway.decoder_pool import DecoderPool
 from gateway.decoders import DecoderModel
 from gateway.generation import Arrival, Generation
 from gateway.prompts import PromptEncoder
+from gateway.sessions import Branches
 from gateway.submission import build_submission
-from gateway.validation import ModelLimits, check_request
+from gateway.validation import ModelLimits, check_public_tokens, check_request
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -32,9 +33,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Serves every decoder of `pool` with one tokenizer. `clock` gives seconds and never goes back."""
 
     def __init__(
-        self, pool: DecoderPool, prompts: PromptEncoder, admission: Admission, clock: Callable[[], float]
+        self,
+        pool: DecoderPool,
+        prompts: PromptEncoder,
+        admission: Admission,
+        branches: Branches,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
+        self._branches = branches
         self._prompts = prompts
         self._admission = admission
         self._clock = clock
@@ -66,6 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         limits = _limits(model)
         plan = check_request(request, limits)
         prompt = await self._prompts.encode_prompt(request, limits)
+        check_public_tokens(request.cache, len(prompt))
         request_id = f"req_{secrets.token_hex(12)}"
         submit = build_submission(
             request, plan, prompt, limits, caller=caller, request_id=request_id, seed=secrets.randbits(64)
@@ -80,6 +88,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             new_detokenizer=self._prompts.tokenizer.new_detokenizer,
             arrival=Arrival(arrived, self._clock()),
             clock=self._clock,
+            cut=lambda handle, num_tokens: self._branches.cut(caller, handle, num_tokens),
         )
         return generation, stream
 
@@ -117,17 +126,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-    async def ForkSession(self, request: Any, context: Context) -> inference_pb2.ForkSessionResponse:  # noqa: N802
-        """Not in this build."""
-        raise Unimplemented("InferenceService.ForkSession is not served by this build")
+    async def ForkSession(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.ForkSessionRequest, context: Context
+    ) -> inference_pb2.ForkSessionResponse:
+        """More handles of a kept conversation."""
+        with self._admission.hold():
+            return await self._branches.fork(current_caller(), request)
 
-    async def RollbackSession(self, request: Any, context: Context) -> inference_pb2.RollbackSessionResponse:  # noqa: N802
-        """Not in this build."""
-        raise Unimplemented("InferenceService.RollbackSession is not served by this build")
+    async def RollbackSession(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.RollbackSessionRequest, context: Context
+    ) -> inference_pb2.RollbackSessionResponse:
+        """Cut a kept conversation back."""
+        with self._admission.hold():
+            await self._branches.rollback(current_caller(), request)
+        return inference_pb2.RollbackSessionResponse()
 
-    async def DropSession(self, request: Any, context: Context) -> inference_pb2.DropSessionResponse:  # noqa: N802
-        """Not in this build."""
-        raise Unimplemented("InferenceService.DropSession is not served by this build")
+    async def DropSession(  # noqa: N802 - the contract's name
+        self, request: inference_pb2.DropSessionRequest, context: Context
+    ) -> inference_pb2.DropSessionResponse:
+        """End a kept conversation."""
+        with self._admission.hold():
+            await self._branches.drop(current_caller(), request)
+        return inference_pb2.DropSessionResponse()
 
 
 def _limits(model: DecoderModel) -> ModelLimits:

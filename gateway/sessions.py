@@ -70,7 +70,7 @@ def check_session(request: inference_pb2.GenerateRequest) -> SessionPlan:
     session = request.session
     if session.HasField("num_tokens"):
         if not session.handle:
-            raise InvalidArgument("session.num_tokens", "is of no use without session.handle")
+            raise InvalidArgument("session.num_tokens", "allowed is none without session.handle")
         if not 1 <= session.num_tokens <= MAX_TOKENS:
             raise InvalidArgument("session.num_tokens", f"is {session.num_tokens}; allowed is 1 to its tokens")
     if session.handle and request.sampling.HasField("n") and request.sampling.n != 1:

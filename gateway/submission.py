@@ -37,6 +37,9 @@ def build_submission(
         cache=request.cache,
         priority=request.priority,
         request_label=request.request_label,
+        session_handle=plan.session.handle,
+        session_tokens=plan.session.num_tokens,
+        keep_seconds=plan.session.keep_seconds,
     )
     submit.DiscardUnknownFields()
     submit.sampling.n = plan.num_samples

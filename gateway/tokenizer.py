@@ -73,6 +73,17 @@ class ModelTokenizer:
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Ids of `text` as it stands after other text: no BOS, and no space such as models put before a beginning."""
+        ids = self.encode(text, add_special_tokens=False)
+        if self._style != "sentencepiece" or not text:
+            return ids
+        if text.startswith(" "):
+            return self.encode(text[1:], add_special_tokens=False)  # the space that it puts is the one that is there
+        line = self.encode("\n", add_special_tokens=False)
+        whole = self.encode(f"\n{text}", add_special_tokens=False)
+        return whole[len(line) :] if whole[: len(line)] == line else ids
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of all ids at once; special tokens are skipped, broken UTF-8 becomes U+FFFD."""
         detokenizer = self.new_detokenizer()

@@ -13,6 +13,7 @@ from typing import Final
 
 from common.errors import InvalidArgument, Unimplemented
 from common.labels import check_label
+from gateway.sessions import NO_SESSION, SessionPlan, check_session
 from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2
 
@@ -23,7 +24,9 @@ MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 DEFAULT_CACHE_PRIORITY: Final = 50
+MAX_SCOPE_NAME: Final = 64
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
+_WIDER_SCOPES: Final = (common_pb2.SCOPE_GROUP, common_pb2.SCOPE_PUBLIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,12 @@ class Plan:
     stops: tuple[str, ...]
     include_stop: bool
     wants_logprobs: bool
+    session: SessionPlan = NO_SESSION
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> Plan:
     """Check all fields but the length of the prompt. Raises InvalidArgument or Unimplemented at the first bad one."""
+    _check_scope(request)
     _check_later_versions(request)
     num_samples = _check_sampling(request.sampling, limits)
     _check_stopping(request.stopping, limits)
@@ -65,6 +70,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
         stops=tuple(dict.fromkeys(stopping.stop)),
         include_stop=stopping.include_stop,
         wants_logprobs=wants_logprobs,
+        session=check_session(request),
     )
 
 
@@ -87,6 +93,30 @@ def check_prompt_length(field: str, num_tokens: int, limits: ModelLimits) -> Non
         )
 
 
+def check_public_tokens(cache: inference_pb2.Cache, num_tokens: int) -> None:
+    """Refuse a prefix in a wider scope that is longer than the prompt of `num_tokens` tokens."""
+    _whole("cache.public_tokens", cache.public_tokens, 0, num_tokens if cache.scope in _WIDER_SCOPES else 0)
+
+
+def _check_scope(request: inference_pb2.GenerateRequest) -> None:
+    cache = request.cache
+    if cache.scope not in (*_PRIVATE_SCOPES, *_WIDER_SCOPES):
+        raise InvalidArgument("cache.scope", "allowed are SCOPE_PRIVATE, SCOPE_GROUP and SCOPE_PUBLIC")
+    if cache.scope in _WIDER_SCOPES and request.session.handle:
+        raise InvalidArgument(
+            "cache.scope", "a kept conversation goes on in the scope that it was begun in; allowed is none"
+        )
+    if cache.scope == common_pb2.SCOPE_GROUP:
+        if not 1 <= len(cache.scope_name) <= MAX_SCOPE_NAME or not cache.scope_name.isprintable():
+            raise InvalidArgument("cache.scope_name", f"allowed are 1..{MAX_SCOPE_NAME} printable characters")
+    elif cache.scope_name:
+        raise InvalidArgument("cache.scope_name", "names the group of a GROUP scope; in any other allowed is none")
+    if cache.public_tokens < 0 or (cache.public_tokens and cache.scope in _PRIVATE_SCOPES):
+        raise InvalidArgument(
+            "cache.public_tokens", f"is {cache.public_tokens}; allowed is 0, or more in a GROUP or PUBLIC scope"
+        )
+
+
 def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
     cache = request.cache
     later = {
@@ -94,11 +124,7 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
         "beam": request.HasField("beam"),
         "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
         "adapter": bool(request.adapter),
-        "session": request.HasField("session"),
-        "cache.scope": cache.scope not in _PRIVATE_SCOPES,
-        "cache.public_tokens": cache.public_tokens != 0,
         "cache.ttl_seconds": cache.HasField("ttl_seconds"),
-        "cache.scope_name": bool(cache.scope_name),
     }
     for field, is_set in later.items():
         if is_set:

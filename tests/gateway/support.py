@@ -112,7 +112,34 @@ class _Running:
     submit: decode_pb2.Submit
     consumed: int = 0
     cancelled_samples: set[int] = field(default_factory=set)
+    finished_samples: set[int] = field(default_factory=set)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeBranches(cache_pb2_grpc.BranchServiceServicer):
+    """Remembers what it is asked; `refusal` is raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.refusal: Exception | None = None
+
+    def _take(self, request: Any) -> None:
+        self.asked.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def ForkBranch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._take(request)
+        handles = [bytes([number]) * 16 for number in range(1, request.count + 1)]
+        return cache_pb2.ForkBranchResponse(handles=handles, num_tokens=9)
+
+    async def RollbackBranch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._take(request)
+        return cache_pb2.RollbackBranchResponse()
+
+    async def DropBranch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._take(request)
+        return cache_pb2.DropBranchResponse()
 
 
 class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
@@ -123,6 +150,8 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
         self.failure: decode_pb2.RequestFailed | None = None
         self.tokens_per_step = 1
         self.ignore_window = False
+        self.base_tokens: list[int] = []  # of the one kept conversation that it knows
+        self.handle = bytes(range(16))
         self.window = 256
         self.model = pb.Model(
             name="tiny", vocab_size=VOCABULARY, max_context_tokens=CONTEXT, block_tokens=16, dtype="float32",
@@ -170,7 +199,7 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
                     tasks[number].cancel()
                     del self.running[number]
                 elif state is not None and sample is not None:
-                    state.cancelled_samples.add(sample)
+                    (state.finished_samples if message.cancel.finish else state.cancelled_samples).add(sample)
                     state.moved.set()
             else:
                 self.consumed.append((message.consumed.request, message.consumed.tokens))
@@ -204,10 +233,20 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
                 await self.step_gate()
             step = decode_pb2.StepOutput()
             if first:
-                step.started.add(request=number, cached_tokens=1, queue_nanoseconds=1000)
+                base = self.base_tokens[: submit.session_tokens or None] if submit.session_handle else []
+                prompt_tokens = len(base) + len(submit.tokens) // 4
+                step.started.add(
+                    request=number, cached_tokens=1, queue_nanoseconds=1000, base_tokens=base[-64:],
+                    prompt_tokens=prompt_tokens,
+                )  # fmt: skip
                 first = False
             for index in sorted(live):
                 if index in state.cancelled_samples:
+                    live.discard(index)
+                    continue
+                if index in state.finished_samples:
+                    step.finished.add(request=number, index=index, reason=pb.FINISH_REASON_STOP,
+                                      session_handle=self.handle, session_tokens=prompt_tokens + at[index])  # fmt: skip
                     live.discard(index)
                     continue
                 tokens, reason, stop = self._take(samples[index], at, index, submit.stopping.max_tokens, ends)
@@ -218,7 +257,10 @@ class FakeDecoder(decode_pb2_grpc.DecodeServiceServicer):
                     if submit.output.HasField("logprobs"):
                         entry.logprobs.add(token_id=token, logprob=-1.0)
                 if reason is not None:
-                    step.finished.add(request=number, index=index, reason=reason, stop_token_id=stop)
+                    end = step.finished.add(request=number, index=index, reason=reason, stop_token_id=stop)
+                    if submit.keep_seconds:
+                        end.session_handle = self.handle
+                        end.session_tokens = prompt_tokens + at[index] - (stop is not None)
                     live.discard(index)
             if not live:
                 step.ended.add(request=number, completion_tokens=total, cow_copies=3)
@@ -267,6 +309,7 @@ class Node:
 
     gateway: Gateway
     credentials: FakeCredentials
+    branches: FakeBranches
     daemon: FakeServer
     decoders: list[FakeDecoder]
     decoder_servers: list[FakeServer]
@@ -305,10 +348,11 @@ async def node(num_decoders: int = 1, wait: bool = True, window: int = 256, **op
     paths = StatePaths(folder)
     paths.prepare()
     write_secret(paths.internal_key, INTERNAL_SECRET)
-    credentials = FakeCredentials()
+    credentials, branches = FakeCredentials(), FakeBranches()
 
     def add_credentials(server: grpc.aio.Server) -> None:
         cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)  # type: ignore[no-untyped-call]
+        cache_pb2_grpc.add_BranchServiceServicer_to_server(branches, server)  # type: ignore[no-untyped-call]
 
     daemon = FakeServer(paths.cachemgr_socket, add_credentials, "tessera.cache.v1.CredentialService")
     decoders = [FakeDecoder() for _ in range(num_decoders)]
@@ -324,7 +368,7 @@ async def node(num_decoders: int = 1, wait: bool = True, window: int = 256, **op
     try:
         await asyncio.gather(daemon.start(), *(server.start() for server in servers))
         await gateway.start()
-        here = Node(gateway, credentials, daemon, decoders, servers, folder)
+        here = Node(gateway, credentials, branches, daemon, decoders, servers, folder)
         if wait:
             await eventually(lambda: gateway.is_serving)
         yield here

@@ -74,7 +74,8 @@ async def test_every_rpc_but_health_is_refused_without_a_credential() -> None:
             served = await call_raw(channel, path, bearer_metadata("key-a"))
             # The empty message is no valid prompt; that it is judged at all shows that the call was let in.
             allowed = {"Generate": grpc.StatusCode.INVALID_ARGUMENT, "Tokenize": grpc.StatusCode.INVALID_ARGUMENT}
-            allowed |= dict.fromkeys(("ForkSession", "RollbackSession", "DropSession"), grpc.StatusCode.UNIMPLEMENTED)
+            allowed |= dict.fromkeys(("ForkSession", "DropSession"), grpc.StatusCode.NOT_FOUND)
+            allowed["RollbackSession"] = grpc.StatusCode.INVALID_ARGUMENT
             if not path.startswith(OPEN):
                 assert served is allowed.get(path.rpartition("/")[2], grpc.StatusCode.OK), path
         unknown = await call_raw(channel, "/tessera.inference.v1.InferenceService/NoSuchMethod")

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidArgument, Unimplemented
-from gateway.validation import ModelLimits, check_prompt_length, check_request, check_token_ids
+from gateway.validation import (
+    ModelLimits,
+    check_prompt_length,
+    check_public_tokens,
+    check_request,
+    check_token_ids,
+)
 from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 
@@ -30,6 +36,11 @@ def cache(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", cache=pb.Cache(**fields))
 
 
+def session(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="x", session=pb.Session(**fields))
+
+
+HANDLE = "AAECAwQFBgcICQoLDA0ODw"  # the bytes 0..15
 OUT_OF_VOCABULARY = [-1, VOCABULARY, VOCABULARY + 1, 2**31 - 1, 2**63 - 1]
 REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     *((lambda v=v: sampling(temperature=v), "sampling.temperature") for v in (NAN, INF, -INF, -1, -1e-45)),
@@ -59,19 +70,32 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
         for v in ("\0", "\x1b[2J", "\n", "\t", "\x7f", "\x9b", "\u2028", "\u202e")
     ),
     *((lambda v=v: cache(priority=v), "cache.priority") for v in (-1, 101)),
+    *((lambda v=v: cache(scope=v), "cache.scope") for v in (4, 99, -1)),
+    *(
+        (lambda v=v: cache(scope=common_pb2.SCOPE_GROUP, scope_name=v), "cache.scope_name")
+        for v in ("", "g" * 65, "a\nb", "\0")
+    ),
+    (lambda: cache(scope_name="g"), "cache.scope_name"),
+    (lambda: cache(scope=common_pb2.SCOPE_PUBLIC, scope_name="g"), "cache.scope_name"),
+    (lambda: cache(public_tokens=1), "cache.public_tokens"),
+    (lambda: cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=-1), "cache.public_tokens"),
+    (lambda: cache(scope=common_pb2.SCOPE_GROUP, scope_name="g", public_tokens=-(2**63)), "cache.public_tokens"),
+    (
+        lambda: pb.GenerateRequest(cache=pb.Cache(scope=common_pb2.SCOPE_PUBLIC), session=pb.Session(handle="00" * 16)),
+        "cache.scope",
+    ),
+    (lambda: session(num_tokens=3), "session.num_tokens"),
+    *((lambda v=v: session(handle=HANDLE, num_tokens=v), "session.num_tokens") for v in (0, -1, 2**31)),
+    *((lambda v=v: session(keep_seconds=v), "session.keep_seconds") for v in (0.0, -1.0, math.nan)),
+    (lambda: pb.GenerateRequest(session=pb.Session(handle=HANDLE), sampling=pb.Sampling(n=2)), "sampling.n"),
 ]
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0)), "output.prompt_logprobs"),
     (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
     (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")), "speculation.mode"),
     (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
-    (lambda: cache(scope=common_pb2.SCOPE_GROUP), "cache.scope"),
-    (lambda: cache(scope=common_pb2.SCOPE_PUBLIC), "cache.scope"),
-    (lambda: cache(scope=99), "cache.scope"),
-    (lambda: cache(public_tokens=1), "cache.public_tokens"),
     (lambda: cache(priority=51), "cache.priority"),
     (lambda: cache(ttl_seconds=0), "cache.ttl_seconds"),
-    (lambda: cache(scope_name="g"), "cache.scope_name"),
 ]
 ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(),
@@ -85,6 +109,12 @@ ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(request_label="job 7 / \u00a0Zürich 東京 \U0001f469\u200d\U0001f680"),
     cache(scope=common_pb2.SCOPE_PRIVATE, priority=50, no_read=True, no_store=True),
     pb.GenerateRequest(speculation=pb.Speculation()),
+    cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=2**40),
+    cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 64),
+    session(),
+    session(handle=HANDLE, num_tokens=1, keep_seconds=1e-9),
+    session(keep_seconds=math.inf),
+    pb.GenerateRequest(session=pb.Session(keep_seconds=1), sampling=pb.Sampling(n=16)),
 ]
 
 
@@ -108,6 +138,16 @@ def test_a_field_of_a_later_version_is_named(make: Callable[[], pb.GenerateReque
 def test_the_edges_of_what_is_allowed_are_accepted(request_: pb.GenerateRequest) -> None:
     """The positive control: each bound itself is accepted."""
     check_request(request_, LIMITS)
+
+
+@pytest.mark.parametrize("scope", [common_pb2.SCOPE_GROUP, common_pb2.SCOPE_PUBLIC])
+def test_a_public_prefix_is_at_most_the_prompt(scope: common_pb2.Scope) -> None:
+    """All of the prompt may lie in a wider scope, and no token more."""
+    for count in (0, 1, 7):
+        check_public_tokens(pb.Cache(scope=scope, public_tokens=count), 7)
+    with pytest.raises(InvalidArgument, match=r"allowed are 0\.\.7") as caught:
+        check_public_tokens(pb.Cache(scope=scope, public_tokens=8), 7)
+    assert caught.value.field == "cache.public_tokens"
 
 
 def test_a_plan_says_what_the_gateway_needs() -> None:
