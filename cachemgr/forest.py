@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cachemgr.children import Children
 from cachemgr.eviction import EvictionQueue
+from cachemgr.ghosts import Ghosts
 from cachemgr.ids import BlockRun, NodeId
 from cachemgr.nodes import NEVER, NO_BLOCKS, NO_CHILDREN, Node, Tree, join_runs
 from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
@@ -39,6 +40,7 @@ class Forest:
         self.node_of: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self.position: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.queue = EvictionQueue(self.nodes, policy)
+        self.ghosts = Ghosts(self.block_bytes)
         self.uses = 0
         self._references = references
         self._positions = np.arange(num_blocks + 1, dtype=np.int32)
@@ -140,6 +142,7 @@ class Forest:
 
     def trim(self, node: Node, count: int) -> None:
         """Keeps the first `count` blocks of a leaf; the caller clears `node_of` of the others."""
+        self.ghosts.trimmed(node, count)
         node.blocks = node.blocks[:count].copy()
         node.edge = node.edge[: count * self.block_bytes]
         node.name = b""
@@ -149,6 +152,7 @@ class Forest:
         parent = node.parent
         if parent is None or (node.children is not NO_CHILDREN and node.children) or node.anchored:
             raise ValueError("only a leaf can be removed")
+        self.ghosts.removed(node, parent)
         parent.children.remove(node.edge[: self.block_bytes])
         parent.tails -= node.tail
         self.forget_node(node)

@@ -65,6 +65,7 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
     # The decoder may write what is in the table of a misfit until it is told.
     unsafe = {block for item in misfits for block in item.blocks.tolist()}
     unused = sorted(session.credit - mine - taken - unsafe)
+    unzeroed = [session.leases[item.lease_id].blocks.copy() for item in lost]
     done = reports.report(
         state,
         session_id,
@@ -77,6 +78,8 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
         applied_revision=0,
         now_ns=now_ns,
     )
+    # What the decoder was told to zero with an answer that was lost, it has not zeroed.
+    state.pool.ownership.taint(np.concatenate((*unzeroed, np.array(unused, np.intp))))
     for item in misfits:
         reports.end_refused(state, session, SequenceReport(item.lease_id, taken_blocks=item.blocks))
     refused = {refusal.lease_id for refusal in done.refusals}

@@ -1,7 +1,8 @@
 """The gRPC services that decoders and gateways call: `CacheService.Session` and `CredentialService`.
 
 Invariant: a stream's operations are run one after the other, each to its end, on the one event loop, and answered in
-order; whatever ends the stream ends the session. It converts nothing (`operations.py`) and decides nothing.
+order; a stream that breaks is told apart from one that the decoder closes. It converts nothing (`operations.py`) and
+decides nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from cachemgr.arena.handoff import Handoff
+from cachemgr.branch_operations import commit, make_writable, rollback
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
 from cachemgr.ids import SessionId
+from cachemgr.links import Connection
 from cachemgr.operations import Operations, failure_of
 from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.resume_operation import resume
 from cachemgr.session_fields import check_decoder, layout_of
-from cachemgr.sessions import Connection, Sessions
+from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
 from common.errors import FailedPrecondition, InvalidArgument, TesseraError
 from common.faults import Faults
 from common.logs import get_logger
+from common.tokens import pack_tokens
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 CACHE_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
+HALF_CLOSE_SECONDS: Final = 0.02
 CREDENTIAL_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CredentialService"].full_name
 
 
@@ -49,8 +55,16 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
     """One stream is one session of one decoder."""
 
     def __init__(
-        self, *, owner: PoolOwner, sessions: Sessions, handoff: Handoff, operations: Operations, faults: Faults
+        self,
+        *,
+        owner: PoolOwner,
+        sessions: Sessions,
+        handoff: Handoff,
+        operations: Operations,
+        faults: Faults,
+        clocks: Clocks,
     ) -> None:
+        self._clocks = clocks
         self._owner = owner
         self._sessions = sessions
         self._handoff = handoff
@@ -63,7 +77,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         """Serve a decoder until either side ends the stream."""
         connection = Connection()
         # The generator may be left suspended when a call dies in mid-send; this callback comes in every case.
-        context.add_done_callback(lambda _: self._sessions.end(connection))
+        context.add_done_callback(lambda _: self._sessions.disconnected(connection))
         reading = asyncio.create_task(self._read(connection, request_iterator))
         try:
             while (response := await connection.outbox.get()) is not None:
@@ -74,7 +88,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 raise draining_error()
         finally:
             reading.cancel()
-            self._sessions.end(connection)
+            self._sessions.disconnected(connection)
 
     async def _read(self, connection: Connection, requests: AsyncIterator[cache_pb2.SessionRequest]) -> None:
         """Run operations until the decoder closes its side, or breaks the protocol."""
@@ -85,6 +99,9 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                         "sequence", f"is {request.sequence} after {connection.last_sequence}; it must grow from 1"
                     )
                 connection.last_sequence = request.sequence
+                if connection.closed:
+                    self._sessions.count_fenced()
+                    return
                 if not await self._faults.pass_on(request.WhichOneof("operation") or ""):
                     continue
                 response = self._run(connection, request)
@@ -92,8 +109,14 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 response.revision = response.revision or self._owner.revision
                 response.epoch = self._owner.epoch
                 await connection.outbox.put(response)
+                self._sessions.tell_ready()
                 if connection.closed:
                     return
+            # A broken stream looks like a closed one at first; the cancellation of this task comes a moment later.
+            await asyncio.sleep(HALF_CLOSE_SECONDS)
+        except asyncio.CancelledError:
+            self._sessions.disconnected(connection)
+            raise
         finally:
             self._sessions.end(connection)
 
@@ -105,28 +128,39 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 return self._attach(connection, request.attach)
             if connection.session is None:
                 raise FailedPrecondition("the first operation of a stream is attach", reason="NOT_ATTACHED")
-            return self._run_attached(connection.session, operation, request)
+            response = self._run_attached(connection.session, operation, request)
         except TesseraError as error:
             # Debug, because a full pool refuses as often as a scheduler tries again.
             get_logger().debug(
                 "operation_refused", session=connection.session, operation=operation, reason=error.reason
             )
             return cache_pb2.SessionResponse(failure=failure_of(error))
+        scrub = self._owner.require().take_scrub()
+        if len(scrub):
+            response.scrub = pack_tokens(scrub)
+        return response
 
     def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:
         if connection.session is not None:
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
+        if request.HasField("resume"):
+            check_decoder(request)
+            layout = layout_of(request.layout)
+            return resume(self._owner, self._sessions, self._clocks, connection, request, layout)
         self._owner.refuse_new_work()
         check_decoder(request)
         layout = layout_of(request.layout)
         manager = self._owner.settle(request.protocol_version, layout)
-        session = self._sessions.attach(connection, manager, request.decoder_name, request.process_id)
+        link = self._sessions.attach(connection, manager, request.decoder_name, request.process_id)
         return cache_pb2.SessionResponse(
             attach=cache_pb2.AttachResponse(
-                session_id=session,
-                arena_token=self._handoff.offer(session, request.process_id),
+                session_id=link.session,
+                arena_token=self._handoff.offer(link.session, request.process_id),
                 num_blocks=self._owner.num_blocks,
                 layout_fingerprint=layout.fingerprint(),
+                resume_token=link.resume_token,
+                lease_seconds=self._owner.lease_seconds,
+                grace_seconds=self._owner.grace_seconds,
             )
         )
 
@@ -134,10 +168,11 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         self, session: SessionId, operation: str | None, request: cache_pb2.SessionRequest
     ) -> cache_pb2.SessionResponse:
         manager = self._owner.require()
+        manager.heartbeat(session, self._clocks.steady_ns())
         match operation:
             case "acquire":
                 if not request.acquire.resumed:  # what runs may still come to its end
-                    self._owner.refuse_new_work()
+                    self._owner.refuse_new_leases()
                 return self._operations.acquire(manager, session, request.acquire)
             case "report":
                 return self._operations.report(manager, session, request.report, request.applied_revision)
@@ -145,6 +180,14 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 return self._operations.fork(manager, session, request.fork)
             case "credit":
                 return self._operations.credit(manager, session, request.credit)
+            case "rollback":
+                return rollback(manager, session, request.rollback, self._clocks.steady_ns())
+            case "make_writable":
+                return make_writable(manager, session, request.make_writable, self._clocks.steady_ns())
+            case "commit":
+                return commit(manager, session, request.commit, self._clocks.steady_ns())
+            case "heartbeat":
+                return cache_pb2.SessionResponse(heartbeat=cache_pb2.HeartbeatResponse())
             case "abort_result":
                 answer = request.abort_result
                 self._sessions.abort_answered(session, answer.abort_id, found=answer.found)

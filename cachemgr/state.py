@@ -130,7 +130,7 @@ class CacheState:
             self.expire()
         if count > self.pool.num_free:
             for budgets in self.quotas.budgets(owner, count - self.pool.num_free):
-                self.evict(count - self.pool.num_free, budgets)
+                self.evict(count - self.pool.num_free, budgets, owner=owner)
                 if count <= self.pool.num_free:
                     break
         return self.pool.allocate(count, owner)
@@ -141,13 +141,15 @@ class CacheState:
         if excess:
             self.evict(excess, {owner: excess}, "quota")
 
-    def evict(self, count: int, budgets: Mapping[int, int], cause: str = "room") -> int:
+    def evict(self, count: int, budgets: Mapping[int, int], cause: str = "room", owner: int = NO_OWNER) -> int:
         """Drops up to `count` cached blocks in the order of the queue, of each owner at most its budget; returns how
-        many."""
+        many. `owner` is who needs the room."""
+        self.index.forest.ghosts.stamp = (self.now_ns, owner, cause)
         return self._drop_idle(self.index.evict(budgets, count), cause)
 
     def expire(self) -> int:
         """Drops the cached blocks whose time is over; returns how many."""
+        self.index.forest.ghosts.stamp = (self.now_ns, NO_OWNER, "expired")
         return self._drop_idle(expire(self.index, self.now_ns), "expired")
 
     def _drop_idle(self, blocks: BlockRun, cause: str) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.errors import TesseraError
 from decoder.holdings import Holdings
-from decoder.sequence import CopyPlan, IntArray, LeaseId, SequenceId
+from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceId
 
 Arena = NDArray[Any]  # float32 or uint16 [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim]
 POOL_FULL = "POOL_FULL"
@@ -39,11 +39,17 @@ class Acquire:
     no_store: bool
     resumed: bool
     priority: int
+    scope: ScopePrefix | None = None
+    may_wait: bool = False
+    base_handle: bytes = field(default=b"", repr=False)
+    base_tokens: int = 0
+    will_keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """What one sequence did since its last report. `sealed_tokens` 0 means no news; `tokens` are packed."""
+    """What one sequence did since its last report. `sealed_tokens` 0 means no news; `tokens` are packed. With
+    `keep_seconds` a released sequence becomes a kept branch."""
 
     lease_id: LeaseId
     taken_blocks: IntArray = field(default_factory=_no_blocks)
@@ -51,6 +57,7 @@ class SequenceReport:
     sealed_tokens: int = 0
     copied: bool = False
     release: bool = False
+    keep_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """The stream broke, and a new one is being opened: `present` what is held now. The engine goes on with that, and
-    sends nothing before `Resumed`; what was sent last may not have arrived. May come again before it."""
+    """The stream broke: `present` what is held now. The engine goes on with that, and sends nothing before `Resumed`;
+    what was sent last may not have arrived. Comes again when there is a new stream."""
 
     session: int
 
@@ -130,13 +137,30 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """Answers Acquire: a lease, or an error that changed nothing."""
+    """Answers Acquire: a lease. `base_tokens` are those of the kept branch that it continues."""
 
     sequence_id: SequenceId
     lease: LeaseId
     blocks: IntArray
     cached_tokens: int
     copy: CopyPlan | None
+    base_tokens: IntArray = field(default_factory=_no_blocks, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireWaiting:
+    """Answers Acquire without a lease: another sequence computes more than the `resident_tokens` of this one's."""
+
+    sequence_id: SequenceId
+    wait_id: int
+    resident_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReady:
+    """What was waited for is there, or nobody computes it any more."""
+
+    wait_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +181,15 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A released lease has become a kept branch of `num_tokens` tokens."""
+
+    lease: LeaseId
+    handle: bytes = field(repr=False)
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """Answers Report. `wanted` repeats the report's; `refused` leases are over."""
 
@@ -165,6 +198,7 @@ class Reported:
     replacements: tuple[Replacement, ...]
     refused: tuple[tuple[LeaseId, TesseraError], ...]
     revision: int
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +234,13 @@ class CreditGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scrub:
+    """These blocks, handed over with the next event, hold another tenant's keys and values: zero them first."""
+
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class CreditReclaimed:
     """The daemon wants unused credit back."""
 
@@ -207,7 +248,8 @@ class CreditReclaimed:
 
 
 SessionChange = Attached | Away | Resumed | Lost
-Event = SessionChange | Acquired | AcquireRefused | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed
+Admission = Acquired | AcquireWaiting | PrefixReady | AcquireRefused
+Event = SessionChange | Admission | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed | Scrub
 
 
 class CacheClient(Protocol):

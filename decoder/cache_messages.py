@@ -21,6 +21,7 @@ from decoder.cache_api import (
     Acquire,
     Acquired,
     AcquireRefused,
+    AcquireWaiting,
     Branch,
     Command,
     CreditGranted,
@@ -29,12 +30,15 @@ from decoder.cache_api import (
     Fork,
     Forked,
     Heartbeat,
+    Kept,
+    PrefixReady,
     Replacement,
     Report,
     Reported,
+    Scrub,
     SequenceReport,
 )
-from decoder.sequence import CopyPlan, IntArray, LeaseId, SequenceId
+from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceId
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
@@ -90,6 +94,11 @@ def request_of(
                     no_store=command.no_store,
                     resumed=command.resumed,
                     priority=command.priority,
+                    prefix=scope_message(command.scope),
+                    may_wait=command.may_wait,
+                    base_handle=command.base_handle,
+                    base_tokens=command.base_tokens,
+                    will_keep=command.will_keep,
                 )
             )
         case Report():
@@ -114,6 +123,14 @@ def request_of(
     return request
 
 
+def scope_message(scope: ScopePrefix | None) -> common_pb2.ScopePrefix | None:
+    """The prefix of an acquire or of a held sequence."""
+    if scope is None:
+        return None
+    kind = common_pb2.SCOPE_GROUP if scope.group else common_pb2.SCOPE_PUBLIC
+    return common_pb2.ScopePrefix(scope=kind, group=scope.group, num_tokens=scope.num_tokens)
+
+
 def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> list[Event]:
     """The events of a response; `pending` is the command that it answers, None for a push.
 
@@ -121,8 +138,10 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
     """
     result = response.WhichOneof("result")
     events: list[Event] = []
+    if response.scrub:
+        events.append(Scrub(_blocks(response.scrub)))
     if pending is not None and pending.kind is Report and result == "report":
-        return [_reported(response, pending)]
+        return [*events, _reported(response, pending)]
     if response.credit:
         events.append(CreditGranted(_blocks(response.credit)))
     if pending is None:
@@ -130,15 +149,20 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
             events.append(AbortAsked(response.abort.abort_id, response.abort.request_id))
         elif result == "reclaim":
             events.append(CreditReclaimed(response.reclaim.num_blocks))
+        elif result == "prefix_ready":
+            events.append(PrefixReady(response.prefix_ready.wait_id))
         return events
     sequence_id = pending.sequence_id
     if sequence_id is None:
         return events  # an abort's result and a heartbeat are answered with nothing to tell
     if pending.kind is Acquire and result == "acquire":
         answer = response.acquire
+        if answer.HasField("waiting"):
+            return [*events, AcquireWaiting(sequence_id, answer.waiting.wait_id, answer.waiting.resident_tokens)]
         plan = _plan(answer.copy) if answer.HasField("copy") else None
         lease = LeaseId(answer.lease_id)
-        events.append(Acquired(sequence_id, lease, _blocks(answer.blocks), answer.cached_tokens, plan))
+        base = _blocks(answer.base_tokens)
+        events.append(Acquired(sequence_id, lease, _blocks(answer.blocks), answer.cached_tokens, plan, base))
     elif pending.kind is Fork and result == "fork":
         branches = tuple(_branch(branch) for branch in response.fork.branches)
         events.append(Forked(sequence_id, branches))
@@ -163,6 +187,7 @@ def _sequence_report(item: SequenceReport) -> cache_pb2.SequenceReport:
         sealed_tokens=item.sealed_tokens,
         copied=item.copied,
         release=item.release,
+        keep_seconds=item.keep_seconds,
     )
 
 
@@ -176,6 +201,7 @@ def _reported(response: cache_pb2.SessionResponse, pending: Pending) -> Reported
         ),
         refused=tuple((LeaseId(item.lease_id), failure_error(item.failure)) for item in answer.refusals),
         revision=response.revision,
+        kept=tuple(Kept(LeaseId(item.lease_id), item.handle, item.num_tokens) for item in answer.kept),
     )
 
 

@@ -7,8 +7,12 @@ benches and tests to run an engine in one process. `manager` is any object with 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from common.errors import TesseraError, Unavailable
 from decoder.cache_api import (
@@ -16,27 +20,44 @@ from decoder.cache_api import (
     Acquire,
     Acquired,
     AcquireRefused,
+    AcquireWaiting,
     Attached,
     Branch,
     Command,
     Event,
     Fork,
     Forked,
+    Kept,
     Lost,
+    PrefixReady,
     Replacement,
     Report,
     Reported,
+    Scrub,
+    SequenceReport,
 )
 from decoder.holdings import Holdings
-from decoder.sequence import CopyPlan, LeaseId
+from decoder.sequence import CopyPlan, IntArray, LeaseId
 
 
 class InProcessClient:
-    """One tenant's session on `manager`: `session` is from its `attach`, `root` is the tenant's tree root, 32 bytes."""
+    """One tenant's session on `manager`: `session` is from its `attach`, `root` is the tenant's tree root, 32 bytes.
+
+    Clients of one manager that shall hear of each other's prefixes share `peers`, by session.
+    """
 
     def __init__(
-        self, manager: Any, session: Any, *, tenant: str, root: bytes, clock_ns: Callable[[], int] = lambda: 0
+        self,
+        manager: Any,
+        session: Any,
+        *,
+        tenant: str,
+        root: bytes,
+        clock_ns: Callable[[], int] = lambda: 0,
+        peers: dict[Any, InProcessClient] | None = None,
     ) -> None:
+        self._peers = {} if peers is None else peers
+        self._peers[session] = self
         self._manager = manager
         self._session = session
         self._tenant = tenant
@@ -54,17 +75,25 @@ class InProcessClient:
         """Run a command and post its answer."""
         match command:
             case Acquire():
-                self._post(self._acquire(command))
+                self._answer(self._acquire(command))
             case Report():
-                self._post(self._report(command))
+                self._answer(self._report(command))
             case Fork():
-                self._post(self._fork(command))
+                self._answer(self._fork(command))
             case AbortDone():
                 self.aborts_answered.append(command)
+        self._tell_ready()
+
+    def _answer(self, event: Event) -> None:
+        scrub = self._manager.take_scrub()
+        if len(scrub):
+            self._post(Scrub(scrub))
+        self._post(event)
 
     def abandon(self, session: int) -> None:
         """End the session on the manager."""
         self._manager.detach(self._session, process_dead=True, now_ns=self._clock_ns())
+        self._tell_ready()
         self._post(Lost(session, Unavailable("the session was given up")))
 
     def present(self, session: int, holdings: Holdings) -> None:
@@ -80,7 +109,13 @@ class InProcessClient:
     def attach_anew(self, session: Any, attached: Attached) -> None:
         """Go on with another session of the manager."""
         self._session = session
+        self._peers[session] = self
         self._post(attached)
+
+    def _tell_ready(self) -> None:
+        for session, wait_id in self._manager.take_ready_waits():
+            if session in self._peers:
+                self._peers[session]._post(PrefixReady(wait_id))
 
     def _acquire(self, command: Acquire) -> Event:
         try:
@@ -95,19 +130,30 @@ class InProcessClient:
                 no_store=command.no_store,
                 resumed=command.resumed,
                 priority=command.priority,
+                may_wait=command.may_wait,
+                base=command.base_handle,
+                base_tokens=command.base_tokens,
+                will_keep=command.will_keep,
                 now_ns=self._clock_ns(),
             )
         except TesseraError as error:
             return AcquireRefused(command.sequence_id, error)
+        if wait_id := getattr(lease, "wait_id", 0):
+            return AcquireWaiting(command.sequence_id, wait_id, lease.resident_tokens)
         return Acquired(
-            command.sequence_id, LeaseId(lease.lease_id), lease.blocks, lease.cached_tokens, _plan(lease.copy)
+            command.sequence_id,
+            LeaseId(lease.lease_id),
+            lease.blocks,
+            lease.cached_tokens,
+            _plan(lease.copy),
+            np.frombuffer(lease.base_tokens, "<i4"),
         )
 
     def _report(self, command: Report) -> Event:
         self.num_reports += 1
         done = self._manager.report(
             self._session,
-            command.sequences,
+            [_core_report(item) for item in command.sequences],
             returned=command.returned,
             wanted=command.wanted,
             generated_tokens=command.generated_tokens,
@@ -122,6 +168,7 @@ class InProcessClient:
             tuple(Replacement(LeaseId(item.lease_id), item.first_index, item.blocks) for item in done.replacements),
             tuple((LeaseId(item.lease_id), item.error) for item in done.refusals),
             done.revision,
+            tuple(Kept(LeaseId(item.lease_id), item.name, item.num_tokens) for item in done.kept),
         )
 
     def _fork(self, command: Fork) -> Event:
@@ -132,6 +179,32 @@ class InProcessClient:
             command.sequence_id,
             tuple(Branch(LeaseId(branch.lease_id), branch.blocks, _plan(branch.copy)) for branch in branches),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    name: bytes
+    ttl_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreReport:
+    """A `SequenceReport` as the manager reads it."""
+
+    lease_id: LeaseId
+    taken_blocks: IntArray
+    tokens: bytes
+    sealed_tokens: int
+    copied: bool
+    release: bool
+    keep: _Keep | None
+
+
+def _core_report(item: SequenceReport) -> _CoreReport:
+    keep = _Keep(secrets.token_bytes(16), int(item.keep_seconds * 1e9)) if item.keep_seconds else None
+    return _CoreReport(
+        item.lease_id, item.taken_blocks, item.tokens, item.sealed_tokens, item.copied, item.release, keep
+    )
 
 
 def _plan(copy: Any) -> CopyPlan | None:

@@ -17,6 +17,7 @@ from decoder.cache_api import (
     AbortDone,
     Acquired,
     AcquireRefused,
+    AcquireWaiting,
     Arena,
     Attached,
     Away,
@@ -26,8 +27,10 @@ from decoder.cache_api import (
     Event,
     Forked,
     Lost,
+    PrefixReady,
     Reported,
     Resumed,
+    Scrub,
 )
 from decoder.commit import Committer
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
@@ -35,12 +38,15 @@ from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel
 from decoder.scheduler import Scheduler
-from decoder.sequence import Sequence, SequenceState
+from decoder.sequence import IntArray, Sequence, SequenceState
 
 RETRY_HINT_SECONDS = 1.0
 
 
-_SESSION_EVENTS = (Away, Resumed, Acquired, AcquireRefused, Reported, Forked, CreditGranted, CreditReclaimed)
+_SESSION_EVENTS = (
+    Away, Resumed, Acquired, AcquireWaiting, PrefixReady, AcquireRefused, Reported, Forked, CreditGranted,
+    CreditReclaimed, Scrub,
+)  # fmt: skip
 
 
 class Intake:
@@ -62,6 +68,7 @@ class Intake:
         self.arena: Arena | None = None
         self.absence = Absence(client, scheduler, reporter, committer)
         self.copies: list[Sequence] = []  # admitted sequences whose copy plans are to be run
+        self.scrubs: list[IntArray] = []  # blocks to be zeroed before anything else touches them
         self.is_draining = False
         self.is_stopped = False
         self._model = model
@@ -101,12 +108,18 @@ class Intake:
                 self._fail_all(error)
             case Acquired():
                 self._acquired(message)
+            case AcquireWaiting():
+                self._waiting(message)
+            case PrefixReady(wait_id):
+                self._scheduler.queue.waits.ready(wait_id)
             case AcquireRefused():
                 self._refused(message)
             case Reported():
                 self._reported(message)
             case Forked(sequence_id, branches):
                 self.copies += self._committer.add_branches(sequence_id, branches)
+            case Scrub(blocks):
+                self.scrubs.append(blocks)
             case CreditGranted(blocks):
                 self._scheduler.credit.grant(blocks.tolist())
             case CreditReclaimed(num_blocks):
@@ -139,7 +152,7 @@ class Intake:
         self._scheduler.clear()
         self._reporter.clear()
         self._committer.clear()
-        self.copies = []
+        self.copies, self.scrubs = [], []
 
     def _fail_all(self, error: TesseraError) -> None:
         for active in self._requests.all():
@@ -154,8 +167,14 @@ class Intake:
             self._requests.refuse(message.sink, message.request.number, error)
             return
         self._arrivals += 1
-        is_trunk = message.request.sampling.num_samples > 1
-        self._scheduler.enqueue(self._committer.new_sequence(active, 0, self._arrivals, is_trunk=is_trunk))
+        num_samples = message.request.sampling.num_samples
+        if message.request.keep_seconds:
+            # Each sample that is kept holds a lease of its own to its end; they share by the index.
+            for index in range(num_samples):
+                self._scheduler.enqueue(self._committer.new_sequence(active, index, self._arrivals, is_trunk=False))
+        else:
+            trunk = self._committer.new_sequence(active, 0, self._arrivals, is_trunk=num_samples > 1)
+            self._scheduler.enqueue(trunk)
 
     def _open(self, message: Submit) -> ActiveRequest:
         request, scheduler = message.request, self._scheduler
@@ -188,6 +207,9 @@ class Intake:
         for index in samples:
             if index not in active.open_samples:
                 continue
+            if message.finish and active.request.keep_seconds:
+                self._committer.finish_sample(active, index)
+                continue
             for sequence in list(active.sequences):
                 if not sequence.is_trunk and sequence.sample == index:
                     self._committer.leave(sequence)
@@ -209,7 +231,17 @@ class Intake:
         if sequence.state is SequenceState.FINISHED:
             self._reporter.release_unused(message.lease)
             return
+        if sequence.request.session_handle:
+            try:
+                self._committer.continue_from(sequence, message.base_tokens)
+            except TesseraError as error:
+                self._reporter.release_unused(message.lease)
+                self._committer.fail_sequence(sequence, error)
+                return
         sequence.admitted = True
+        if sequence.finishing:
+            self._committer.keep_admitted(sequence, message.lease)
+            return
         self._requests.of(sequence).admit(message.cached_tokens, self._clock_ns())
         if in_turn:
             self._scheduler.admit(sequence, message.lease, message.blocks, message.cached_tokens, message.copy)
@@ -217,6 +249,11 @@ class Intake:
         else:
             self._reporter.release_unused(message.lease)
             self._scheduler.enqueue(sequence)
+
+    def _waiting(self, message: AcquireWaiting) -> None:
+        sequence, _ = self._scheduler.queue.answered(message.sequence_id)
+        if sequence.state is not SequenceState.FINISHED:
+            self._scheduler.queue.wait(sequence, message.wait_id, message.resident_tokens, self._clock_ns())
 
     def _refused(self, message: AcquireRefused) -> None:
         sequence, in_turn = self._scheduler.queue.answered(message.sequence_id)
@@ -231,14 +268,19 @@ class Intake:
         credit = self._scheduler.credit
         credit.grant(message.granted.tolist())
         credit.answered(message.wanted, len(message.granted))
+        self._committer.keeping.answered(message.kept)
         if message.replacements:
             replace_blocks(self._scheduler, message.replacements)
         if message.refused:
             holders = {sequence.lease: sequence for sequence in self._scheduler.running}
             for lease, error in message.refused:
+                if self._committer.keeping.refused(lease, error):
+                    continue
                 holder = holders.get(lease)
                 self._log.error("lease_refused", reason=error.reason)
                 if holder is not None:
                     holder.drop_lease()
-                    self._committer.fail_sequence(holder, Internal("the cache manager ended this request's lease"))
+                    if not isinstance(error, ResourceExhausted):  # its growth passed the tenant's ceiling
+                        error = Internal("the cache manager ended this request's lease")
+                    self._committer.fail_sequence(holder, error)
         self._reporter.applied(message.revision, changed=bool(message.replacements or message.refused))

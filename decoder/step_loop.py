@@ -17,10 +17,12 @@ from typing import Final
 from common.errors import Internal, ResourceExhausted
 from common.logs import get_logger, where
 from common.tokens import pack_tokens
+from decoder.arena_view import zero_blocks
 from decoder.cache_api import Acquire, CacheClient, Event
 from decoder.commit import Committer
 from decoder.inbox import Inbox, Message
 from decoder.intake import Intake
+from decoder.prefix_waits import WAIT_SECONDS
 from decoder.reporting import Reporter
 from decoder.requests import RequestTable
 from decoder.runner import Runner, StepModel
@@ -34,13 +36,15 @@ GATHER_NS: Final = 2_000_000  # a step without decodes waits so long for one mor
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Bounds of the engine. `window_tokens` is how far a sample may run ahead of its reader."""
+    """Bounds of the engine. `window_tokens` is how far a sample may run ahead of its reader, `wait_seconds` how long a
+    request waits, without progress, for a prefix that another one computes; 0 never."""
 
     max_batch: int = 32
     chunk_tokens: int = 512
     max_queue: int = 256
     window_tokens: int = 256
     step_delay_seconds: float = 0.0
+    wait_seconds: float = WAIT_SECONDS
 
 
 class StepLoop:
@@ -70,6 +74,7 @@ class StepLoop:
             num_blocks=0,
             max_batch=options.max_batch,
             chunk_tokens=options.chunk_tokens,
+            wait_seconds=options.wait_seconds,
         )
         self.requests = RequestTable(options.window_tokens)
         self._reporter = Reporter(model.layout.block_tokens)
@@ -95,7 +100,9 @@ class StepLoop:
     @property
     def idle_seconds(self) -> float | None:
         """How long the loop may wait for word after a step in which nothing happened; None is for ever."""
-        return RETRY_SECONDS if self._scheduler.queue.is_blocked or self._is_fenced else None
+        if self._scheduler.queue.is_blocked or self._is_fenced:
+            return RETRY_SECONDS
+        return self._scheduler.queue.waits.seconds_left(self._clock_ns())
 
     @property
     def _is_fenced(self) -> bool:
@@ -132,6 +139,8 @@ class StepLoop:
             moved = True
         if self._scheduler.queue.is_blocked and self._clock_ns() >= self._next_retry_ns:
             self._scheduler.queue.retry()
+        if self._scheduler.queue.waits:
+            self._scheduler.queue.waits.expire(self._clock_ns())
         self._run_copies()
         return moved
 
@@ -191,13 +200,21 @@ class StepLoop:
                 no_store=request.no_store,
                 resumed=sequence.admitted,
                 priority=request.cache_priority,
+                scope=request.scope,
+                may_wait=not request.no_read and self._scheduler.queue.waits.may_wait(sequence),
+                base_handle=request.session_handle,
+                base_tokens=request.session_tokens,
+                will_keep=request.keep_seconds > 0,
             )
             self._client.send(session, command)
 
     def _run_copies(self) -> None:
         arena = self.intake.arena
-        if arena is None or not self.intake.copies:
+        if arena is None or not (self.intake.copies or self.intake.scrubs):
             return
+        scrubs, self.intake.scrubs = self.intake.scrubs, []
+        for blocks in scrubs:
+            zero_blocks(arena, blocks)
         sequences, self.intake.copies = self.intake.copies, []
         try:
             self._committer.run_copies(sequences, arena)
