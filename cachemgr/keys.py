@@ -8,7 +8,7 @@ builds `CacheKey` from its protobuf twin; the root is all that the manager sees.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Final
 
@@ -83,6 +83,11 @@ class CacheKey:
         for name, value in parts:
             pieces += (_TAGS[name].to_bytes(4, "little"), len(value).to_bytes(4, "little"), value)
         return b"".join(pieces)
+
+
+def differing_parts(left: CacheKey, right: CacheKey) -> tuple[str, ...]:
+    """The names of the fields in which two keys differ, in the order of the fields."""
+    return tuple(field.name for field in fields(CacheKey) if getattr(left, field.name) != getattr(right, field.name))
 
 
 # Field numbers of tessera.common.v1.CacheKey: they never change their meaning.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from cachemgr import admission, branches, integrity, kept, listing, reports, resuming, upkeep
 from cachemgr.blocks import BlockState
 from cachemgr.events import EventLog
+from cachemgr.explain import Elsewhere, Explanation, explain
 from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, to_wire
 from cachemgr.manager_adoption import ManagerAdoption
@@ -274,9 +275,7 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         self._state.book.renew(session, now_ns)
         branches.commit(self._state, session, lease, num_tokens)
 
-    def fork_kept(
-        self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int
-    ) -> int:
+    def fork_kept(self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> int:
         """More kept branches of one, under `names`; they share every block. Returns how many tokens each has.
 
         Raises NotFound (BRANCH_NOT_FOUND), InvalidArgument, ResourceExhausted (TOO_MANY_KEPT); then there is none.
@@ -306,6 +305,19 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         """Drops a tenant's whole index, also what leases hold: they keep their blocks, and publish nothing any more.
         Returns how many blocks were unlisted."""
         return upkeep.purge(self._state, tenant)
+
+    def explain(
+        self,
+        tenant: TenantId,
+        *,
+        root: bytes,
+        tokens: bytes,
+        prefix: ScopeSpan | None = None,
+        others: Sequence[Elsewhere] = (),
+    ) -> Explanation:
+        """How far a prompt (packed int32) of a tenant is resident, and why it stops there. Changes nothing, recency
+        neither. `others` are places to look in where it is not: under other keys, and in other scopes."""
+        return explain(self._state, tenant, root, tokens, prefix, others)
 
     def tick(self, now_ns: int) -> list[SessionId]:
         """Time passes: kept branches, pins and prefixes that have expired end. Returns the sessions that have lapsed:
