@@ -1,8 +1,9 @@
 """Who waits and who is being admitted. Owns the queue's order and the acquires that are on their way.
 
-Invariant: nobody overtakes. Acquires are asked for by rank and answered in order; where one finds the pool full, what
-the ones behind it were granted meanwhile goes back, and the queue stands until there may be room. Used by the
-scheduler; it holds no block and sends nothing.
+Invariant: nobody overtakes, but for those who wait for a prefix that another sequence computes: these keep their rank
+and hold up nobody. Acquires are asked for by rank and answered in order; where one finds the pool full, what the ones
+behind it were granted meanwhile goes back, and the queue stands until there may be room. Used by the scheduler; it
+holds no block and sends nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from bisect import insort
 from collections import deque
 from typing import Final
 
+from decoder.prefix_waits import PrefixWaits
 from decoder.sequence import Sequence, SequenceId, SequenceState
 
 MAX_ACQUIRES: Final = 4  # on their way at once, so that a burst is admitted in few steps
@@ -24,7 +26,8 @@ def rank_of(sequence: Sequence) -> tuple[int, int, int]:
 class AdmissionQueue:
     """Waiting sequences by rank, and those in flight in the order that they were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: PrefixWaits | None = None) -> None:
+        self.waits = PrefixWaits() if waits is None else waits
         self.waiting: list[Sequence] = []
         self.in_flight: deque[Sequence] = deque()
         self._full_for: Sequence | None = None  # the head of the queue that the pool had no room for
@@ -38,14 +41,17 @@ class AdmissionQueue:
     def discard(self, sequence: Sequence) -> None:
         """A waiting sequence has ended."""
         self.waiting.remove(sequence)
+        self.waits.forget(sequence)
         if sequence is self._full_for:
             self._full_for = None
 
     def next(self) -> Sequence | None:
-        """The sequence to acquire blocks for now, if any; ACQUIRING until `answered`. Paused ones are passed by."""
+        """The sequence to acquire blocks for now, if any; ACQUIRING until `answered`. Those that are paused or wait for
+        a prefix are passed by."""
         if self._out_of_turn or len(self.in_flight) >= MAX_ACQUIRES:
             return None
-        head = next((sequence for sequence in self.waiting if not sequence.paused), None)
+        waits = self.waits
+        head = next((item for item in self.waiting if not item.paused and not waits.is_waiting(item)), None)
         if head is None or head is self._full_for:
             return None
         self.waiting.remove(head)
@@ -65,6 +71,11 @@ class AdmissionQueue:
             self._out_of_turn -= 1
         return self.in_flight.popleft(), in_turn
 
+    def wait(self, sequence: Sequence, wait_id: int, resident_tokens: int, now_ns: int) -> None:
+        """Another sequence computes more of this one's prompt now: it keeps its place, and is passed meanwhile."""
+        self.waits.begin(sequence, wait_id, resident_tokens, now_ns)
+        self.add(sequence)
+
     def full(self, sequence: Sequence, *, in_turn: bool) -> None:
         """The pool had no room: the sequence keeps its place, and nobody passes it."""
         self.add(sequence)
@@ -77,6 +88,7 @@ class AdmissionQueue:
         for sequence in self.in_flight:
             if sequence.state is SequenceState.ACQUIRING:
                 self.add(sequence)
+        self.waits.clear()
         self.in_flight.clear()
         self._full_for = None
         self._out_of_turn = 0
@@ -92,6 +104,7 @@ class AdmissionQueue:
 
     def clear(self) -> None:
         """Forget everyone."""
+        self.waits.clear()
         self.waiting.clear()
         self.in_flight.clear()
         self._full_for = None

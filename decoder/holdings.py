@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.tokens import pack_tokens
-from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence
+from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Held:
     sample: int
     no_store: bool
     priority: int
+    scope: ScopePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +54,5 @@ def held_of(sequence: Sequence, lease: LeaseId) -> Held:
         sample=sequence.sample,
         no_store=request.no_store,
         priority=request.cache_priority,
+        scope=request.scope,
     )

@@ -18,8 +18,8 @@ _NONE: Final = 0
 
 @dataclass(slots=True)
 class _Wait:
-    """wait_id: of the wait under way, 0 none    resident: tokens that were cached when last asked    since_ns: since when
-    is_over: it has lasted long enough"""
+    """wait_id: of the wait under way, 0 none    resident: tokens that were cached when last asked
+    since_ns: since when so many are    is_over: that has lasted long enough"""
 
     wait_id: int
     resident: int

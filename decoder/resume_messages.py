@@ -14,6 +14,7 @@ from common.errors import Internal
 from common.layout import NONCE_BYTES
 from common.tokens import pack_tokens, unpack_tokens
 from decoder.cache_api import Arena, Replacement, Resumed
+from decoder.cache_messages import scope_message
 from decoder.holdings import Held, Holdings
 from decoder.sequence import LeaseId
 from tessera.cache.v1 import cache_pb2
@@ -74,6 +75,7 @@ def _held_message(held: Held, key: common_pb2.CacheKey) -> cache_pb2.HeldSequenc
         sample=held.sample,
         no_store=held.no_store,
         priority=held.priority,
+        prefix=scope_message(held.scope),
     )
     if held.copy is not None:
         plan = held.copy

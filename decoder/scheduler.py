@@ -6,7 +6,7 @@ is never preempted for another. Called by the engine. A pure function of its sta
 randomness, and sends nothing.
 
 Rank is (priority, arrival, sample). Order is by rank alone: nobody overtakes a waiting request of the same priority,
-whatever is cached.
+whatever is cached; only one that waits for a prefix that may be shared with it, and is being computed, is passed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 from decoder.admission import AdmissionQueue, rank_of
 from decoder.credit import Credit
+from decoder.prefix_waits import WAIT_SECONDS, PrefixWaits
 from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceState
 
 # After a preemption nobody is admitted for so many steps, unless somebody leaves: else the blocks that were just
@@ -58,13 +59,21 @@ def _prefills(sequence: Sequence) -> bool:
 class Scheduler:
     """Chooses; the engine does. `num_blocks` is the size of the pool and changes with the arena."""
 
-    def __init__(self, *, block_tokens: int, num_blocks: int, max_batch: int, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        block_tokens: int,
+        num_blocks: int,
+        max_batch: int,
+        chunk_tokens: int,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
         self.credit = Credit()
-        self.queue = AdmissionQueue()
+        self.queue = AdmissionQueue(PrefixWaits(wait_seconds))
         self.running: list[Sequence] = []  # by rank
         self.forking = 0  # places promised to branches whose leases are on their way
         self._hold = 0
@@ -90,6 +99,7 @@ class Scheduler:
     ) -> None:
         """An acquire was granted in turn: `blocks` cover all known tokens, the first `cached_tokens` are computed."""
         sequence.hold(lease, blocks, cached_tokens, sequence.num_tokens, copy)
+        self.queue.waits.forget(sequence)
         self.queue.retry()
         insort(self.running, sequence, key=rank_of)
 

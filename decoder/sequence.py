@@ -54,8 +54,23 @@ class StoppingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopePrefix:
+    """The first `num_tokens` tokens of a prompt lie in the scope of `group`, or, where that is empty, in the public
+    one; there 0 is the longest approved prefix."""
+
+    group: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to answer it. `number` is unique for its sink; `request_id` is unique on the node."""
+    """One prompt and how to answer it. `number` is unique for its sink; `request_id` is unique on the node.
+
+    max_context:    bounds prompt and answer together; 0 is no bound
+    session_handle: of the kept conversation that comes before `prompt`, whose tokens are not known yet; empty: none
+    session_tokens: of that conversation to go on from; 0: all
+    keep_seconds:   that each sample is kept after its end; 0: not at all
+    """
 
     number: RequestNumber
     request_id: str
@@ -68,6 +83,11 @@ class Request:
     no_store: bool = False
     priority: int = 0
     cache_priority: int = 50
+    scope: ScopePrefix | None = None
+    max_context: int = 0
+    session_handle: bytes = field(default=b"", repr=False)
+    session_tokens: int = 0
+    keep_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +117,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "is_trunk", "lease", "num_blocks",
-        "num_computed", "num_tokens", "paused", "penalties", "rank", "reported_sealed", "reported_tokens", "request",
-        "sample", "sequence_id", "state", "taken",
+        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing",
+        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "paused", "penalties", "rank",
+        "reported_sealed", "reported_tokens", "request", "sample", "sequence_id", "state", "taken",
     )  # fmt: skip
 
     def __init__(self, sequence_id: SequenceId, request: Request, sample: int, arrival: int, *, is_trunk: bool) -> None:
@@ -111,6 +131,7 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.paused = False
         self.admitted = False
+        self.finishing = False  # its reader ended it while it had no blocks; it is kept when it has some
         self.cached_tokens = 0
         self.num_tokens = len(request.prompt)
         self.num_computed = 0
@@ -159,6 +180,13 @@ class Sequence:
     def last_kv_tokens(self) -> int:
         """Tokens whose keys and values will ever be written: the last sampled one is never computed."""
         return len(self.request.prompt) + self.request.stopping.max_tokens - 1
+
+    def begin_with(self, request: Request) -> None:
+        """The tokens before the prompt are known now: `request` has all of them as its prompt. None was generated."""
+        self.request = request
+        self.num_tokens = len(request.prompt)
+        self._tokens = np.empty(self.num_tokens + 64, np.int32)
+        self._tokens[: self.num_tokens] = request.prompt
 
     def append_token(self, token: int) -> None:
         """Add one sampled token."""

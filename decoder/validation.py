@@ -12,7 +12,7 @@ from typing import Final
 from common.errors import InvalidArgument, Unimplemented
 from common.labels import check_label
 from common.tokens import unpack_tokens
-from decoder.sequence import IntArray, Request, RequestNumber, SamplingParams, StoppingParams
+from decoder.sequence import IntArray, Request, RequestNumber, SamplingParams, ScopePrefix, StoppingParams
 from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
@@ -23,6 +23,8 @@ MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_ID_CHARACTERS: Final = 128
 MAX_GRANT_BYTES: Final = 4096
+HANDLE_BYTES: Final = 16
+MAX_SCOPE_NAME: Final = 64
 CACHE_PRIORITY: Final = 50
 
 
@@ -42,7 +44,8 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         raise InvalidArgument("request_id", f"allowed are 1..{MAX_ID_CHARACTERS} printable characters")
     if not 1 <= len(submit.grant) <= MAX_GRANT_BYTES:
         raise InvalidArgument("grant", f"has {len(submit.grant)} bytes; allowed are 1..{MAX_GRANT_BYTES}")
-    prompt = _prompt(submit.tokens, model)
+    prompt = _prompt(submit, model)
+    _check_session(submit)
     _whole("priority", submit.priority, -100, 100)
     check_label(submit.request_label)
     _check_later_versions(submit)
@@ -61,11 +64,18 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         no_store=submit.cache.no_store or not model.prefix_cache,
         priority=submit.priority,
         cache_priority=CACHE_PRIORITY,
+        scope=_scope(submit.cache, len(prompt)),
+        max_context=model.max_context,
+        session_handle=submit.session_handle,
+        session_tokens=submit.session_tokens,
+        keep_seconds=submit.keep_seconds,
     )
 
 
-def _prompt(data: bytes, model: ServedModel) -> IntArray:
-    prompt = unpack_tokens(data)
+def _prompt(submit: decode_pb2.Submit, model: ServedModel) -> IntArray:
+    prompt = unpack_tokens(submit.tokens)
+    if not len(prompt) and submit.session_handle:
+        return prompt
     if not 1 <= len(prompt) < model.max_context:
         raise InvalidArgument("tokens", f"the prompt has {len(prompt)} tokens; allowed are 1..{model.max_context - 1}")
     highest = int(prompt.max())
@@ -74,19 +84,46 @@ def _prompt(data: bytes, model: ServedModel) -> IntArray:
     return prompt
 
 
+def _check_session(submit: decode_pb2.Submit) -> None:
+    if submit.session_handle:
+        if len(submit.session_handle) != HANDLE_BYTES:
+            raise InvalidArgument("session_handle", f"allowed are {HANDLE_BYTES} bytes")
+        if submit.sampling.HasField("n") and submit.sampling.n != 1:
+            raise InvalidArgument("sampling.n", "allowed is 1 where a kept conversation is continued")
+    elif submit.session_tokens:
+        raise InvalidArgument("session_tokens", "allowed is none without session_handle")
+    if not 0 <= submit.keep_seconds < float("inf"):
+        raise InvalidArgument("keep_seconds", "allowed is a finite number >= 0")
+
+
 def _check_later_versions(submit: decode_pb2.Submit) -> None:
     cache = submit.cache
     later = {
         "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
-        "cache.scope": cache.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE),
-        "cache.public_tokens": cache.public_tokens != 0,
         "cache.ttl_seconds": cache.HasField("ttl_seconds"),
-        "cache.scope_name": bool(cache.scope_name),
         "cache.priority": cache.HasField("priority") and cache.priority != CACHE_PRIORITY,
     }
     for field, is_set in later.items():
         if is_set:
             raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
+
+
+def _scope(cache: inference_pb2.Cache, num_prompt: int) -> ScopePrefix | None:
+    """Where the first tokens of the prompt lie. A group's are counted here: what is generated is none of them."""
+    if cache.scope == common_pb2.SCOPE_GROUP:
+        if not 1 <= len(cache.scope_name) <= MAX_SCOPE_NAME or not cache.scope_name.isprintable():
+            raise InvalidArgument("cache.scope_name", f"allowed are 1..{MAX_SCOPE_NAME} printable characters")
+        _whole("cache.public_tokens", cache.public_tokens, 0, num_prompt)
+        return ScopePrefix(cache.scope_name, cache.public_tokens or num_prompt)
+    if cache.scope_name:
+        raise InvalidArgument("cache.scope_name", "is only allowed in the group scope")
+    if cache.scope == common_pb2.SCOPE_PUBLIC:
+        _whole("cache.public_tokens", cache.public_tokens, 0, num_prompt)
+        return ScopePrefix("", cache.public_tokens)
+    if cache.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE):
+        raise InvalidArgument("cache.scope", "allowed are the private, the group and the public scope")
+    _whole("cache.public_tokens", cache.public_tokens, 0, 0)
+    return None
 
 
 def _sampling(sampling: inference_pb2.Sampling, model: ServedModel) -> SamplingParams:

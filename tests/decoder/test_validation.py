@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import InvalidArgument, Unimplemented
 from common.tokens import pack_tokens
-from decoder.sequence import Request
+from decoder.sequence import Request, ScopePrefix
 from decoder.validation import ServedModel, request_of
 from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
@@ -127,15 +127,45 @@ def test_a_sampled_request_brings_its_seed() -> None:
     assert request_of(message, MODEL).sampling.temperature == 0
 
 
+def test_a_scope_covers_the_prompt_and_never_what_is_generated() -> None:
+    """Without a number a group's scope is exactly the prompt, also when the request resumes with more tokens; the
+    public one is the daemon's to tell."""
+    group = accept(cache__scope=common_pb2.SCOPE_GROUP, cache__scope_name="team")
+    assert group.scope == ScopePrefix("team", len(group.prompt))
+    part = accept(cache__scope=common_pb2.SCOPE_GROUP, cache__scope_name="team", cache__public_tokens=2)
+    assert part.scope == ScopePrefix("team", 2)
+    assert accept(cache__scope=common_pb2.SCOPE_PUBLIC).scope == ScopePrefix("", 0)
+    assert accept(cache__scope=common_pb2.SCOPE_PUBLIC, cache__public_tokens=3).scope == ScopePrefix("", 3)
+    assert accept(cache__scope=common_pb2.SCOPE_PRIVATE).scope is None
+    assert accept().scope is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"cache__scope": 9}, "cache.scope"),
+        ({"cache__scope_name": "team"}, "cache.scope_name"),
+        ({"cache__scope": common_pb2.SCOPE_PUBLIC, "cache__scope_name": "team"}, "cache.scope_name"),
+        ({"cache__scope": common_pb2.SCOPE_GROUP}, "cache.scope_name"),
+        ({"cache__scope": common_pb2.SCOPE_GROUP, "cache__scope_name": "x" * 65}, "cache.scope_name"),
+        ({"cache__public_tokens": 1}, "cache.public_tokens"),
+        ({"cache__scope": common_pb2.SCOPE_PUBLIC, "cache__public_tokens": 4}, "cache.public_tokens"),
+        ({"cache__scope": common_pb2.SCOPE_PUBLIC, "cache__public_tokens": -1}, "cache.public_tokens"),
+    ],
+)
+def test_a_scope_outside_its_comment_is_refused_by_its_path(fields: dict[str, Any], path: str) -> None:
+    """A prompt of three tokens has at most three in a wider scope, and only a group has a name."""
+    with pytest.raises(InvalidArgument, match="allowed") as caught:
+        accept(**fields)
+    assert caught.value.field == path
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
         ("output.prompt_logprobs", 0),
-        ("cache.scope", common_pb2.SCOPE_PUBLIC),
-        ("cache.public_tokens", 1),
         ("cache.priority", 51),
         ("cache.ttl_seconds", 1.0),
-        ("cache.scope_name", "team"),
     ],
 )
 def test_fields_of_later_versions_are_unimplemented_by_name(path: str, value: Any) -> None:

@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from common.rpc import bearer_metadata
-from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 from tests.e2e.client import Background, Result, make_request
@@ -164,9 +163,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_with_numbers(node: Node, solo:
     solo.probe(node)
 
 
-@pytest.mark.parametrize(
-    "field", ["beam", "adapter", "prompt_logprobs", "ttl", "public_tokens", "scope", "speculation"]
-)
+@pytest.mark.parametrize("field", ["beam", "adapter", "prompt_logprobs", "ttl", "speculation"])
 def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, prompts: Prompts, field: str) -> None:
     """A field that this build does not serve is UNIMPLEMENTED with its name, never ignored."""
     request = make_request(prompts.tokens(8), new=2)
@@ -179,10 +176,6 @@ def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, pr
             request.output.prompt_logprobs = 1
         case "ttl":
             request.cache.ttl_seconds = 5
-        case "public_tokens":
-            request.cache.public_tokens = 4
-        case "scope":
-            request.cache.scope = common_pb2.SCOPE_PUBLIC
         case "speculation":
             request.speculation.mode = pb.SPECULATION_MODE_PROMPT_LOOKUP
     with pytest.raises(grpc.RpcError) as caught:
