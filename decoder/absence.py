@@ -49,6 +49,7 @@ class Absence:
                 sequence.lease = lease
         self._scheduler.credit.come_back()
         self._reporter.come_back(message.leases, message.revision)
+        self._committer.keeping.rename(message.leases)
         replace_blocks(self._scheduler, message.replacements)
         self._log.info("session_resumed", session=message.session, leases=len(message.leases))
 

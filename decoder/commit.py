@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from common.errors import Internal, TesseraError
 from common.logs import get_logger, where
 from decoder.cache_api import Arena, Branch, Fork
+from decoder.continuing import BASE_TOKENS, continued
+from decoder.keeping import Keeping
 from decoder.outputs import EndReason
 from decoder.penalties import SeenTokens
 from decoder.reporting import Reporter
@@ -21,7 +23,7 @@ from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel, Work
 from decoder.sampler import Draw, Drawn, sample, seen_by
 from decoder.scheduler import Scheduler
-from decoder.sequence import Sequence, SequenceId, SequenceState
+from decoder.sequence import IntArray, LeaseId, Sequence, SequenceId, SequenceState
 
 NO_IDS: frozenset[int] = frozenset()
 
@@ -34,6 +36,7 @@ class Committer:
         self._scheduler = scheduler
         self._requests = requests
         self._reporter = reporter
+        self.keeping = Keeping(requests)
         self._branches: dict[SequenceId, list[Sequence]] = {}
         self._last_id = 0
 
@@ -49,9 +52,36 @@ class Committer:
     def leave(self, sequence: Sequence) -> None:
         """A sequence is over, whatever its state: no further step computes it and its blocks go back."""
         if sequence.state is SequenceState.RUNNING:
-            self._reporter.release(sequence)
+            keep = sequence.lease in self.keeping
+            self._reporter.release(sequence, sequence.request.keep_seconds if keep else 0.0)
         self._scheduler.remove(sequence)
         self._requests.drop_sequence(sequence)
+
+    def finish_sample(self, active: ActiveRequest, index: int) -> None:
+        """A sample was ended well by its reader, who found a stop string: it is kept as its request asks. One that has
+        no blocks now is kept when it is admitted again."""
+        for sequence in [sequence for sequence in active.sequences if sequence.sample == index]:
+            if sequence.lease is None:
+                sequence.finishing = True
+            else:
+                self.keeping.wait(sequence.lease, active, index, EndReason.STOP)
+                self.leave(sequence)
+
+    def keep_admitted(self, sequence: Sequence, lease: LeaseId) -> None:
+        """A sequence that was ended by its reader has a lease: that is kept."""
+        self.keeping.wait(lease, self._requests.of(sequence), sequence.sample, EndReason.STOP)
+        self._reporter.release_unused(lease, sequence.request.keep_seconds)
+        self.leave(sequence)
+
+    def continue_from(self, sequence: Sequence, base: IntArray) -> None:
+        """The kept conversation that a sequence continues is known: it is the beginning of its prompt. Raises
+        InvalidArgument where both together leave no room for an answer."""
+        active = self._requests.of(sequence)
+        prompt = np.concatenate((base, sequence.request.prompt))
+        request = continued(sequence.request, prompt)
+        active.request = request
+        active.base_tokens = tuple(base[-BASE_TOKENS:].tolist())
+        sequence.begin_with(request)
 
     def end_request(self, active: ActiveRequest) -> None:
         """Every sequence of a request is over."""
@@ -133,7 +163,7 @@ class Committer:
                 self.fail_sequence(sequence, Internal("the model gave numbers that are not finite"))
             elif sequence.is_trunk:
                 trunks.setdefault(sequence.sequence_id, []).append((index, drawn))
-            elif self._gain(self._requests.of(sequence), index, drawn, sequence.num_generated + 1):
+            elif self._gain(self._requests.of(sequence), index, drawn, sequence.num_generated + 1, sequence):
                 sequence.append_token(drawn.token)
             else:
                 self.leave(sequence)
@@ -143,19 +173,27 @@ class Committer:
                 forks += self._fan_out(sequence, firsts)
         return forks
 
-    def _gain(self, active: ActiveRequest, index: int, drawn: Drawn, num_generated: int) -> bool:
-        # Tells a token; False where it is the sample's last.
+    def _gain(
+        self, active: ActiveRequest, index: int, drawn: Drawn, num_generated: int, sequence: Sequence | None = None
+    ) -> bool:
+        # Tells a token; False where it is the sample's last. A sample that is kept has a sequence of its own; its last
+        # token and its end are told when its handle is there.
         token, stopping = drawn.token, active.request.stopping
         if token is None:
             return False
         self._reporter.generated_tokens += 1
-        self._requests.gain(active, index, token, drawn.logprobs)
-        if token in stopping.stop_ids and num_generated > stopping.min_tokens:
-            self._requests.end_sample(active, index, EndReason.STOP, token)
-        elif num_generated >= stopping.max_tokens:
-            self._requests.end_sample(active, index, EndReason.LENGTH, None)
-        else:
+        is_stop = token in stopping.stop_ids and num_generated > stopping.min_tokens
+        if not is_stop and num_generated < stopping.max_tokens:
+            self._requests.gain(active, index, token, drawn.logprobs)
             return True
+        reason = EndReason.STOP if is_stop else EndReason.LENGTH
+        if sequence is not None and sequence.lease is not None and active.request.keep_seconds:
+            if not is_stop:
+                sequence.append_token(token)  # what is kept is the whole answer, but for a token that only says its end
+            self.keeping.wait(sequence.lease, active, index, reason, drawn)
+            return False
+        self._requests.gain(active, index, token, drawn.logprobs)
+        self._requests.end_sample(active, index, reason, token if is_stop else None)
         return False
 
     def _fan_out(self, trunk: Sequence, firsts: Rows[tuple[int, Drawn]]) -> list[Fork]:
@@ -218,5 +256,6 @@ class Committer:
             self.add_branches(trunk, ())
 
     def clear(self) -> None:
-        """Forget the forks that are on their way: the session is gone."""
+        """Forget the forks and the handles that are on their way: the session is gone."""
         self._branches.clear()
+        self.keeping.clear()

@@ -49,9 +49,9 @@ class Engine:
         """Take a request in; its results go to `sink`. The request's numbers are checked already."""
         self._inbox.put(Submit(request, sink, self._clock_ns()))
 
-    def cancel(self, sink: Sink, number: RequestNumber, sample: int | None = None) -> None:
-        """End a request, or one of its samples. Harmless where it has ended."""
-        self._inbox.put(Cancel(sink, number, sample))
+    def cancel(self, sink: Sink, number: RequestNumber, sample: int | None = None, *, finish: bool = False) -> None:
+        """End a request, or one of its samples, with `finish` one that ended well. Harmless where it has ended."""
+        self._inbox.put(Cancel(sink, number, sample, finish))
 
     def consumed(self, sink: Sink, number: RequestNumber, tokens: int) -> None:
         """The client has read `tokens` tokens of a request, over all samples."""

@@ -29,11 +29,12 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a request, or one sample of it."""
+    """End a request, or one sample of it; with `finish` that ended well, and is kept as its request asks."""
 
     sink: Sink
     number: RequestNumber
     sample: int | None
+    finish: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,14 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request got its first token. `queue_ns` is from submission to first admission."""
+    """A request got its first token. `queue_ns` is from submission to first admission; `prompt_tokens` counts the kept
+    conversation that it continues too, `base_tokens` are the last ones of that."""
 
     number: RequestNumber
     cached_tokens: int
     queue_ns: int
+    prompt_tokens: int = 0
+    base_tokens: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,22 @@ class SampleToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Handle:
+    """By which a kept conversation of `num_tokens` tokens can be continued; 16 bytes."""
+
+    handle: bytes = field(repr=False)
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleEnded:
-    """A sample ended; `stop_id` is the token that did it, for STOP."""
+    """A sample ended; `stop_id` is the token that did it, for STOP. `handle` continues what is kept of it."""
 
     number: RequestNumber
     sample: int
     reason: EndReason
     stop_id: int | None
+    handle: Handle | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from common.layout import TOKEN_BYTES
 from common.tokens import pack_tokens
 from decoder.cache_api import Report, SequenceReport
 from decoder.holdings import Held, held_of
@@ -31,6 +32,7 @@ class Reporter:
         self._noted: list[Sequence] = []
         self._is_away = False
         self._ended: list[Held] = []  # released while away
+        self._last_words: dict[LeaseId, SequenceReport] = {}  # of those: what presenting them whole does not say
         self._queued = 0
         self._applied_revision = 0
         self._acknowledge = False
@@ -46,17 +48,25 @@ class Reporter:
         """Tell all of a sequence with the next report, even where no block is complete."""
         self._noted.append(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """The lease of a sequence ends with the next report, and is off the sequence now."""
-        if sequence.lease is not None:
-            if self._is_away:
-                self._ended.append(held_of(sequence, sequence.lease))
-            self._released.append(self._difference(sequence, sequence.lease, release=True))
-            sequence.drop_lease()
+    def release(self, sequence: Sequence, keep_seconds: float = 0.0) -> None:
+        """The lease of a sequence ends with the next report, and is off the sequence now. With `keep_seconds` it is
+        kept, its newest token too."""
+        lease = sequence.lease
+        if lease is None:
+            return
+        if self._is_away:
+            held = held_of(sequence, lease)
+            rest = sequence.tokens[len(held.tokens) // TOKEN_BYTES :] if keep_seconds else sequence.tokens[:0]
+            self._ended.append(held)
+            self._last_words[lease] = SequenceReport(
+                lease, tokens=pack_tokens(rest), release=True, keep_seconds=keep_seconds
+            )
+        self._released.append(self._difference(sequence, lease, release=True, keep_seconds=keep_seconds))
+        sequence.drop_lease()
 
-    def release_unused(self, lease: LeaseId) -> None:
+    def release_unused(self, lease: LeaseId, keep_seconds: float = 0.0) -> None:
         """A lease that came for a sequence that has ended meanwhile."""
-        self._released.append(SequenceReport(lease, release=True))
+        self._released.append(SequenceReport(lease, release=True, keep_seconds=keep_seconds))
 
     def leave(self) -> None:
         """The stream is broken; what was reported last may not have arrived."""
@@ -69,7 +79,7 @@ class Reporter:
             if sequence.lease is not None:
                 held.append(held_of(sequence, sequence.lease))
                 self._difference(sequence, sequence.lease)
-        self._released = [SequenceReport(ended.lease_id, release=True) for ended in self._ended]
+        self._released = [self._last_words[ended.lease_id] for ended in self._ended]
         self._noted = []
         return (*held, *self._ended)
 
@@ -77,6 +87,7 @@ class Reporter:
         """The session goes on with what was presented last: `leases` has the new ids of those that were kept."""
         self._is_away = False
         self._ended = []
+        self._last_words = {}
         self._released = [
             replace(report, lease_id=leases[report.lease_id]) for report in self._released if report.lease_id in leases
         ]
@@ -118,10 +129,12 @@ class Reporter:
             return True
         return sequence.num_computed // self._block_tokens > sequence.reported_sealed // self._block_tokens
 
-    def _difference(self, sequence: Sequence, lease: LeaseId, *, release: bool = False) -> SequenceReport:
-        # Only computed tokens are told: the newest one has no block yet.
+    def _difference(
+        self, sequence: Sequence, lease: LeaseId, *, release: bool = False, keep_seconds: float = 0.0
+    ) -> SequenceReport:
+        # Only computed tokens are told, as the newest one has no block yet; but what is kept has all of its tokens.
         sealed = sequence.num_computed
-        known = max(sealed, sequence.reported_tokens)
+        known = sequence.num_tokens if keep_seconds else max(sealed, sequence.reported_tokens)
         report = SequenceReport(
             lease_id=lease,
             taken_blocks=np.array(sequence.taken, np.int32),
@@ -129,6 +142,7 @@ class Reporter:
             sealed_tokens=sealed,
             copied=sequence.copied,
             release=release,
+            keep_seconds=keep_seconds,
         )
         sequence.reported_tokens = known
         sequence.reported_sealed = sealed

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from common.errors import AlreadyExists, TesseraError
 from decoder.outputs import (
     EndReason,
+    Handle,
     RequestEnded,
     RequestFailed,
     SampleEnded,
@@ -28,8 +29,8 @@ class ActiveRequest:
     """One request that has not ended."""
 
     __slots__ = (
-        "admitted_ns", "cached_tokens", "consumed", "cow_copies", "generated", "has_started", "is_open", "is_paused",
-        "open_samples", "request", "sequences", "sink", "submitted_ns",
+        "admitted_ns", "base_tokens", "cached_tokens", "consumed", "cow_copies", "generated", "has_started", "is_open",
+        "is_paused", "open_samples", "request", "sequences", "sink", "submitted_ns",
     )  # fmt: skip
 
     def __init__(self, request: Request, sink: Sink, now_ns: int) -> None:
@@ -38,6 +39,7 @@ class ActiveRequest:
         self.submitted_ns = now_ns
         self.admitted_ns: int | None = None
         self.cached_tokens = 0
+        self.base_tokens: tuple[int, ...] = ()
         self.has_started = False
         self.is_open = True
         self.is_paused = False
@@ -116,15 +118,26 @@ class RequestTable:
         if not active.has_started:
             active.has_started = True
             admitted_ns = active.admitted_ns if active.admitted_ns is not None else active.submitted_ns
-            result.started.append(Started(number, active.cached_tokens, admitted_ns - active.submitted_ns))
+            result.started.append(
+                Started(
+                    number,
+                    active.cached_tokens,
+                    admitted_ns - active.submitted_ns,
+                    len(active.request.prompt),
+                    active.base_tokens,
+                )
+            )
         active.generated += 1
         result.tokens.append(SampleToken(number, sample, token, logprobs))
         self._update_pause(active)
 
-    def end_sample(self, active: ActiveRequest, sample: int, reason: EndReason, stop_id: int | None) -> None:
+    def end_sample(
+        self, active: ActiveRequest, sample: int, reason: EndReason, stop_id: int | None, handle: Handle | None = None
+    ) -> None:
         """A sample ended by itself; the last one ends the request."""
         if active.is_open and sample in active.open_samples:
-            self._result(active.sink).finished.append(SampleEnded(active.request.number, sample, reason, stop_id))
+            ended = SampleEnded(active.request.number, sample, reason, stop_id, handle)
+            self._result(active.sink).finished.append(ended)
             self.leave_sample(active, sample)
 
     def leave_sample(self, active: ActiveRequest, sample: int) -> None:

@@ -120,7 +120,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
                     case "cancel":
                         cancel = request.cancel
                         sample = cancel.index if cancel.HasField("index") else None
-                        backend.engine.cancel(stream, RequestNumber(cancel.request), sample)
+                        backend.engine.cancel(stream, RequestNumber(cancel.request), sample, finish=cancel.finish)
                     case "consumed":
                         number = RequestNumber(request.consumed.request)
                         backend.engine.consumed(stream, number, request.consumed.tokens)
@@ -143,7 +143,11 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
     """Add what a step brought to a message; the order within each list is that of the steps."""
     for started in result.started:
         output.started.add(
-            request=started.number, cached_tokens=started.cached_tokens, queue_nanoseconds=max(0, started.queue_ns)
+            request=started.number,
+            cached_tokens=started.cached_tokens,
+            queue_nanoseconds=max(0, started.queue_ns),
+            base_tokens=started.base_tokens,
+            prompt_tokens=started.prompt_tokens,
         )
     for token in result.tokens:
         _add_token(output, token)
@@ -153,6 +157,8 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
             index=finished.sample,
             reason=_REASONS[finished.reason],
             stop_token_id=finished.stop_id,
+            session_handle=b"" if finished.handle is None else finished.handle.handle,
+            session_tokens=0 if finished.handle is None else finished.handle.num_tokens,
         )
     for ended in result.ended:
         output.ended.add(request=ended.number, completion_tokens=ended.completion_tokens, cow_copies=ended.cow_copies)

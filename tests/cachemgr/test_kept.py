@@ -395,7 +395,7 @@ def state_of(rig: KeptRig) -> CacheState:
     return rig.manager._state
 
 
-def _hold(state: CacheState):  # noqa: ANN202
+def _hold(state: CacheState):
     return next(iter(state.kept.branches.values())).hold
 
 
