@@ -7,27 +7,43 @@ registry and at the daemon's start. It frees no block.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from cachemgr.journal_table import Table
 
-_ENTRY: Final = struct.Struct("<QQQ16sQ")
+_ENTRY: Final = struct.Struct("<QQQ16sQ16sQ")
 TOKEN_DIGEST_BYTES: Final = 16
 _START_FIELD: Final = 22  # of /proc/<pid>/stat, see proc(5); clock ticks since the machine started
 
 
 @dataclass(frozen=True, slots=True)
 class HolderProcess:
-    """A decoder that was given the arena: its process, and its newest session with the digest of its resume token."""
+    """A decoder that was given the arena: its process, and its newest session with the digest of its resume token; the
+    session before that too, since the answer that named the newest may never have arrived."""
 
     process_id: int
     start_time: int
     decoder_name: str
     session: int
     token_digest: bytes
+    earlier_session: int = 0
+    earlier_digest: bytes = bytes(TOKEN_DIGEST_BYTES)
+
+    def is_session(self, session: int, token: bytes) -> bool:
+        """Whether a resume token proves one of its sessions."""
+        digest = token_digest(token)
+        return any(
+            own == session and hmac.compare_digest(known, digest)
+            for own, known in (
+                (self.session, self.token_digest),
+                (self.earlier_session, self.earlier_digest),
+            )
+        )
 
     def lives(self) -> bool:
         """Whether this very process is there, as far as the kernel shows it to us."""
@@ -51,6 +67,10 @@ class HolderTable:
     def put(self, holder: HolderProcess) -> bool:
         """Enters or renews a decoder. False where the table is full: nobody may be given the arena then."""
         slot = self._slots.get(_key(holder))
+        known = None if slot is None else self._table.read(slot)
+        if known is not None and _unpack(known).session != holder.session:
+            older = _unpack(known)
+            holder = replace(holder, earlier_session=older.session, earlier_digest=older.token_digest)
         if slot is None:
             free = self._table.free_slots()
             if not free:
@@ -59,7 +79,16 @@ class HolderTable:
         name = holder.decoder_name.encode()
         self._table.write(
             slot,
-            _ENTRY.pack(holder.process_id, holder.start_time, holder.session, holder.token_digest, len(name)) + name,
+            _ENTRY.pack(
+                holder.process_id,
+                holder.start_time,
+                holder.session,
+                holder.token_digest,
+                holder.earlier_session,
+                holder.earlier_digest,
+                len(name),
+            )
+            + name,
         )
         return True
 
@@ -67,6 +96,11 @@ class HolderTable:
         """That process is dead."""
         for key in [key for key in self._slots if key[0] == process_id]:
             self._table.erase(self._slots.pop(key))
+
+
+def token_digest(token: bytes) -> bytes:
+    """What is kept of a resume token."""
+    return hashlib.blake2b(token, digest_size=TOKEN_DIGEST_BYTES, person=b"tessera-resume").digest()
 
 
 def start_time_of(process_id: int) -> int:
@@ -84,6 +118,6 @@ def _key(holder: HolderProcess) -> tuple[int, int, str]:
 
 
 def _unpack(data: bytes) -> HolderProcess:
-    process_id, start_time, session, digest, length = _ENTRY.unpack_from(data)
+    process_id, start_time, session, digest, earlier, earlier_digest, length = _ENTRY.unpack_from(data)
     name = data[_ENTRY.size : _ENTRY.size + length].decode()
-    return HolderProcess(process_id, start_time, name, session, digest)
+    return HolderProcess(process_id, start_time, name, session, digest, earlier, earlier_digest)

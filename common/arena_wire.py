@@ -1,10 +1,11 @@
-"""The two frames of the arena socket, and the client that asks for the memory.
+"""The frames of the arena socket, and the clients that ask for the memory and hand it back.
 
 Fixed size, typed, little-endian: a request of 28 bytes (magic, version, the session's arena token) and a reply of
 88 bytes (magic, version, status, sizes, layout fingerprint, nonce) with exactly one fd by SCM_RIGHTS where the
-status is OK. Invariant: nothing of a frame is believed before magic, version and length are right, and a client never
-keeps an fd whose seals or size are not those of the reply. Used by the daemon's hand-off and by the decoder's view;
-it maps nothing and knows no service.
+status is OK. A return is a request with another magic that carries the fd itself; its reply has neither numbers nor fd.
+Invariant: nothing of a frame is believed before magic, version and length are right, and a client never keeps an fd
+whose seals or size are not those of the reply. Used by the daemon's hand-off and by the decoder's view; it maps nothing
+and knows no service.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FINGERPRINT_BYTES: Final = 16
 _REQUEST: Final = struct.Struct("<8sI16s")
 _REPLY: Final = struct.Struct("<8sIIIxxxxQQ16s32s")
 _REQUEST_MAGIC: Final = b"TSRARQ\x00\x01"
+_RETURN_MAGIC: Final = b"TSRART\x00\x01"
 _REPLY_MAGIC: Final = b"TSRARP\x00\x01"
 REQUEST_BYTES: Final = _REQUEST.size
 REPLY_BYTES: Final = _REPLY.size
@@ -70,12 +72,22 @@ def encode_request(token: bytes, version: int = PROTOCOL_VERSION) -> bytes:
     return _REQUEST.pack(_REQUEST_MAGIC, version, token)
 
 
+def encode_return(token: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+    """The return frame for the token (16 bytes) that asked for the memory; the fd goes with it."""
+    return _RETURN_MAGIC + encode_request(token, version)[len(_REQUEST_MAGIC) :]
+
+
+def is_return(frame: bytes) -> bool:
+    """Whether a frame of the right length hands the memory back."""
+    return frame.startswith(_RETURN_MAGIC)
+
+
 def decode_request(frame: bytes) -> tuple[int, bytes]:
-    """(version, token) of a request frame. Raises FrameError on a wrong length or magic."""
+    """(version, token) of a request or a return frame. Raises FrameError on a wrong length or magic."""
     if len(frame) != REQUEST_BYTES:
         raise FrameError(f"a request has {REQUEST_BYTES} bytes, not {len(frame)}")
     magic, version, token = _REQUEST.unpack(frame)
-    if magic != _REQUEST_MAGIC:
+    if magic not in (_REQUEST_MAGIC, _RETURN_MAGIC):
         raise FrameError("the magic of the request is wrong")
     return version, token
 
@@ -134,6 +146,25 @@ def fetch_arena(path: Path | str, token: bytes, *, timeout_seconds: float = 5.0)
     return fds[0], info
 
 
+def return_arena(path: Path | str, token: bytes, fd: int, *, timeout_seconds: float = 5.0) -> None:
+    """Hand the memory behind `fd` back to a daemon that asked for it with `token`; the fd stays the caller's.
+
+    Raises PermissionDenied where the daemon refuses the token, the peer or the memory, FailedPrecondition on a version
+    or frame that does not fit, Unavailable where nobody answers.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
+            link.settimeout(timeout_seconds)
+            link.connect(str(path))
+            socket.send_fds(link, [encode_return(token)], [fd])
+            frame, fds = _receive_reply(link, deadline)
+    except OSError as error:
+        raise Unavailable("the cache manager does not take the arena back now", reason="ARENA_UNAVAILABLE") from error
+    _close_all(fds)
+    _checked_status(frame)
+
+
 def _receive_reply(link: socket.socket, deadline: float) -> tuple[bytes, list[int]]:
     """Bytes and fds until the reply is whole or the peer closes. fds never leak, whatever comes."""
     frame, fds = b"", list[int]()
@@ -154,7 +185,7 @@ def _receive_reply(link: socket.socket, deadline: float) -> tuple[bytes, list[in
     return frame, fds
 
 
-def _checked_reply(frame: bytes, fds: list[int]) -> ArenaInfo:
+def _checked_status(frame: bytes) -> ArenaInfo:
     if not frame:
         raise PermissionDenied("the cache manager closed the arena socket without an answer", reason="ARENA_REFUSED")
     try:
@@ -167,6 +198,11 @@ def _checked_reply(frame: bytes, fds: list[int]) -> ArenaInfo:
         )
     if status is not ArenaStatus.OK:
         raise PermissionDenied("the cache manager refused the arena token or this process", reason="ARENA_REFUSED")
+    return info
+
+
+def _checked_reply(frame: bytes, fds: list[int]) -> ArenaInfo:
+    info = _checked_status(frame)
     if len(fds) != 1:
         raise FailedPrecondition(f"the arena reply carries {len(fds)} fds; it needs 1", reason="ARENA_FRAME")
     _check_memory(fds[0], info)

@@ -3,7 +3,8 @@
 Invariant: an fd leaves only to a peer that the kernel (SO_PEERCRED) names as this daemon's own user and as the process
 of the session whose token it brought; a token is spent by its first use, whatever the outcome. Frames are of
 fixed size, read with a bound and a deadline; anything else is dropped and the daemon serves on. Called by the session
-registry (`offer`, `withdraw`), which is told of each hand-over with a pidfd of the peer.
+registry (`offer`, `withdraw`), which is told of each hand-over with a pidfd of the peer. A daemon that has no memory
+yet takes one back the same way (`ask`), from the process that it asked alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from cachemgr.arena.base import Arena
+from cachemgr.arena.frames import read_frame
 from cachemgr.ids import SessionId
 from common.arena_wire import (
     ARENA_TOKEN_BYTES,
@@ -30,8 +32,9 @@ from common.arena_wire import (
     FrameError,
     decode_request,
     encode_reply,
+    is_return,
 )
-from common.errors import FailedPrecondition
+from common.errors import FailedPrecondition, TesseraError
 from common.kept_sockets import KeptSocket
 from common.logs import get_logger
 
@@ -42,6 +45,7 @@ _SO_PEERPIDFD: Final = 77  # Linux 6.5: the peer's pidfd, free of the race of op
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 HandedOver = Callable[[SessionId, int, int], None]  # session, process id, pidfd (the callee's to close)
+TakeBack = Callable[[int], bool]  # the fd (the callee's to close); whether it was the memory that is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Handoff:
         self._timeout = request_timeout_seconds
         self._max_connections = max_connections
         self._offers: dict[SessionId, _Offer] = {}
+        self._asked: dict[int, bytes] = {}  # process -> token that it may hand the memory back with
+        self._take_back: TakeBack | None = None
         self._arena: Arena | None = None
         self._fingerprint = b""
         self._listener: socket.socket | None = None
@@ -83,6 +89,16 @@ class Handoff:
     def serve_arena(self, arena: Arena, layout_fingerprint: bytes) -> None:
         """Say what to hand over: called once, when the first attach has fixed the layout."""
         self._arena, self._fingerprint = arena, layout_fingerprint
+
+    def want_arena(self, take_back: TakeBack | None) -> None:
+        """Take memory back from now on, with tokens of `ask`; None: no more."""
+        self._take_back = take_back
+        self._asked.clear()
+
+    def ask(self, process_id: int) -> bytes:
+        """A fresh token (16 bytes), good once, for process `process_id` to hand the memory back with."""
+        token = self._asked[process_id] = secrets.token_bytes(ARENA_TOKEN_BYTES)
+        return token
 
     def offer(self, session: SessionId, process_id: int) -> bytes:
         """A fresh token (16 bytes), good once, for process `process_id`; it replaces the session's older one."""
@@ -142,12 +158,19 @@ class Handoff:
     async def _serve(self, link: socket.socket) -> None:
         with link:
             link.setblocking(False)
+            fds: list[int] = []
             try:
                 async with asyncio.timeout(self._timeout):
-                    frame = await _read_exactly(link, REQUEST_BYTES)
-                self._answer(link, frame)
-            except (TimeoutError, FrameError, OSError) as error:
+                    frame = await read_frame(link, REQUEST_BYTES, fds)
+                if is_return(frame):
+                    self._answer_return(link, frame, fds)
+                else:
+                    self._answer(link, frame)
+            except (TimeoutError, FrameError, OSError, TesseraError) as error:
                 self._log.warning("arena_request_dropped", reason=type(error).__name__)
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     def _answer(self, link: socket.socket, frame: bytes) -> None:
         """Judge one request and reply; never waits, a reply always fits an empty socket buffer."""
@@ -168,6 +191,19 @@ class Handoff:
         self._on_handed_over(session, peer.process_id, pidfd)
         socket.send_fds(link, [encode_reply(ArenaStatus.OK, info)], [arena.fileno()])
         self._log.info("arena_handed_over", session=session, process_id=peer.process_id)
+
+    def _answer_return(self, link: socket.socket, frame: bytes, fds: list[int]) -> None:
+        """Judge memory that is handed back and reply. What is not taken stays in `fds`."""
+        version, token = decode_request(frame)
+        peer = peer_of(link)
+        wanted = self._asked.pop(peer.process_id, b"")
+        fits = version == PROTOCOL_VERSION and len(fds) == 1 and peer.user_id == os.geteuid()
+        if self._take_back is None or not (fits and hmac.compare_digest(wanted, token)):
+            self._log.warning("arena_return_refused", peer_process_id=peer.process_id, peer_user_id=peer.user_id)
+            link.send(encode_reply(ArenaStatus.REFUSED))
+            return
+        taken = self._take_back(fds.pop())
+        link.send(encode_reply(ArenaStatus.OK if taken else ArenaStatus.REFUSED))
 
     def _spend(self, token: bytes, peer: Peer) -> SessionId | None:
         """The session of `token` if `peer` may have the memory; the token is gone either way."""
@@ -195,14 +231,3 @@ def _open_peer_pidfd(link: socket.socket, peer: Peer) -> int:
         return os.pidfd_open(peer.process_id)
     os.set_inheritable(pidfd, False)
     return pidfd
-
-
-async def _read_exactly(link: socket.socket, size: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < size:
-        part = await loop.sock_recv(link, size - len(data))
-        if not part:
-            raise FrameError(f"the peer closed after {len(data)} of {size} bytes")
-        data += part
-    return data

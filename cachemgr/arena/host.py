@@ -8,6 +8,7 @@ through the fd, never through a mapping of its own.
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
 from typing import Final
 
@@ -47,6 +48,23 @@ class HostArena(Arena):
             self.close()
             raise
 
+    @classmethod
+    def adopt(cls, fd: int, *, num_blocks: int, block_bytes: int, nonce: bytes) -> HostArena:
+        """The arena behind an fd that a peer has handed back; `fd` is ours to close from now on, whatever happens.
+
+        Raises ValueError where it is not writable, not sealed, of another size or with another nonce than these.
+        """
+        arena = cls.__new__(cls)
+        arena.num_blocks, arena.block_bytes, arena.nonce, arena._fd = num_blocks, block_bytes, nonce, fd
+        try:
+            wrong = _what_differs(fd, arena.arena_bytes, nonce)
+        except OSError as error:
+            wrong = f"it is no sealed memory file ({error.strerror})"
+        if wrong:
+            arena.close()
+            raise ValueError(f"the memory that was handed back is not the arena: {wrong}")
+        return arena
+
     def fileno(self) -> int:
         if self._fd < 0:
             raise ValueError("the arena is closed")
@@ -70,6 +88,17 @@ class HostArena(Arena):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _what_differs(fd: int, arena_bytes: int, nonce: bytes) -> str:
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        return "its seals differ"
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+        return "it cannot be written"
+    size = os.fstat(fd).st_size
+    if size != arena_bytes:
+        return f"it has {size} bytes, not {arena_bytes}"
+    return "" if hmac.compare_digest(os.pread(fd, len(nonce), 0), nonce) else "its nonce differs"
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
