@@ -36,6 +36,7 @@ REQUEST_BYTES: Final = _REQUEST.size
 REPLY_BYTES: Final = _REPLY.size
 
 _NEEDED_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_FD_BYTES: Final = 4
 _MAX_FDS: Final = 8  # room for more than the one we take, so that a wrong count is seen and closed
 
 
@@ -165,6 +166,18 @@ def return_arena(path: Path | str, token: bytes, fd: int, *, timeout_seconds: fl
     _checked_status(frame)
 
 
+def receive_with_fds(link: socket.socket, size: int, fds: list[int]) -> bytes:
+    """At most `size` bytes; the fds that came with them go into `fds`. `socket.recv_fds` would let a child inherit them.
+    Raises what `recvmsg` raises."""
+    room = socket.CMSG_LEN(_MAX_FDS * _FD_BYTES)
+    data, ancillary, _, _ = link.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            count = len(content) // _FD_BYTES
+            fds.extend(struct.unpack(f"={count}i", content[: count * _FD_BYTES]))
+    return data
+
+
 def _receive_reply(link: socket.socket, deadline: float) -> tuple[bytes, list[int]]:
     """Bytes and fds until the reply is whole or the peer closes. fds never leak, whatever comes."""
     frame, fds = b"", list[int]()
@@ -174,8 +187,7 @@ def _receive_reply(link: socket.socket, deadline: float) -> tuple[bytes, list[in
             if remaining <= 0:
                 raise TimeoutError("the arena reply took too long")
             link.settimeout(remaining)
-            data, more, _, _ = socket.recv_fds(link, REPLY_BYTES - len(frame), _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-            fds.extend(more)
+            data = receive_with_fds(link, REPLY_BYTES - len(frame), fds)
             if not data:
                 break
             frame += data

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final
 
-from common.arena_wire import FrameError
-
-MAX_FDS: Final = 8  # room for more than the one that is taken, so that a wrong count is seen and closed
+from common.arena_wire import FrameError, receive_with_fds
 
 
 async def read_frame(link: socket.socket, size: int, fds: list[int]) -> bytes:
@@ -20,11 +17,10 @@ async def read_frame(link: socket.socket, size: int, fds: list[int]) -> bytes:
     data = b""
     while len(data) < size:
         try:
-            part, more, _, _ = socket.recv_fds(link, size - len(data), MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            part = receive_with_fds(link, size - len(data), fds)
         except BlockingIOError:
             await _readable(link)
             continue
-        fds.extend(more)
         if len(fds) > 1:
             raise FrameError(f"the peer sent {len(fds)} fds")
         if not part:
