@@ -1,4 +1,4 @@
-"""The engine with the real model family on a tiny model in fp32: batches, hits and preemptions change no token."""
+"""The engine with the real model family on a tiny model, fp32 KV: batches, hits and preemptions change no token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.tiny_models import make_tiny_llama
 VOCAB = 512
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A loaded tiny Llama with blocks of 16 tokens."""
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A loaded tiny Llama with blocks of 16 tokens and float32 keys and values, weights as `request.param`."""
     folder: Path = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
-    return load_model(folder, "float32", 16)
+    return load_model(folder, request.param, 16, kv_dtype="float32")
 
 
 def arena_of(model: Any, num_blocks: int) -> np.ndarray:
