@@ -11,16 +11,19 @@ from typing import Final
 
 import numpy as np
 
+from cachemgr.branch_operations import copy_message
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GrantSigner
+from cachemgr.handles import Handles, keep_ns
 from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
-from cachemgr.results import CopyPlan, Reported, SequenceReport
-from cachemgr.session_fields import check_most, check_text, unpack_blocks
+from cachemgr.results import Keep, Reported, ScopeSpan, SequenceReport, Waiting
+from cachemgr.scopes import resolve_prefix
+from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
-from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unimplemented
+from common.errors import InvalidArgument, PermissionDenied, ResourceExhausted, TesseraError
 from common.interceptors import failure_fields
 from common.tokens import check_tokens, pack_tokens, unpack_tokens
 from tessera.cache.v1 import cache_pb2
@@ -38,8 +41,11 @@ _NOTHING_TAKEN: Final[BlockArray] = np.zeros(0, np.int32)
 class Operations:
     """What a decoder may ask of the manager once it is attached."""
 
-    def __init__(self, *, tenants: Tenants, signer: GrantSigner, sessions: Sessions, clocks: Clocks) -> None:
+    def __init__(
+        self, *, tenants: Tenants, signer: GrantSigner, sessions: Sessions, handles: Handles, clocks: Clocks
+    ) -> None:
         self._tenants = tenants
+        self._handles = handles
         self._signer = signer
         self._sessions = sessions
         self._clocks = clocks
@@ -48,14 +54,16 @@ class Operations:
         self, manager: CacheManager, session: SessionId, request: cache_pb2.AcquireRequest
     ) -> cache_pb2.SessionResponse:
         """Lease the blocks of a prompt; on a full pool other sessions are asked for their unused credit."""
-        tenant, root = self._tenant_and_root(session, request)
+        tenant, key, root = self._tenant_and_root(session, request)
         tokens = request.tokens
-        if not tokens:
+        if not tokens and not request.base_handle:
             raise InvalidArgument("acquire.tokens", "is empty; a prompt has at least one token")
         unpack_tokens(tokens, "acquire.tokens")
         check_text("acquire.request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS)
         check_most("acquire.sample", request.sample, MAX_SAMPLE)
         check_most("acquire.priority", request.priority, MAX_PRIORITY)
+        ttl_ns = check_ttl("acquire.ttl_seconds", request.ttl_seconds)
+        prefix = self._prefix(tenant, key, request)
         try:
             acquired = manager.acquire(
                 session,
@@ -68,19 +76,33 @@ class Operations:
                 no_store=request.no_store,
                 resumed=request.resumed,
                 priority=request.priority,
+                ttl_ns=ttl_ns,
+                prefix=prefix,
+                may_wait=request.may_wait,
+                base=self._handles.name_of(request.base_handle) if request.base_handle else b"",
+                base_tokens=request.base_tokens,
+                will_keep=request.will_keep,
                 now_ns=self._clocks.steady_ns(),
             )
         except ResourceExhausted as error:
             if error.reason == "POOL_FULL":
                 self._sessions.reclaim(session, error.needed - error.usable, from_asking=True)
             raise
+        if isinstance(acquired, Waiting):
+            waiting = cache_pb2.Waiting(
+                wait_id=acquired.wait_id,
+                resident_tokens=acquired.resident_tokens,
+                coming_tokens=acquired.coming_tokens,
+            )
+            return cache_pb2.SessionResponse(acquire=cache_pb2.AcquireResponse(tenant=tenant, waiting=waiting))
         return cache_pb2.SessionResponse(
             acquire=cache_pb2.AcquireResponse(
                 lease_id=acquired.lease_id,
                 blocks=pack_tokens(acquired.blocks),
                 cached_tokens=acquired.cached_tokens,
-                copy=_copy_message(acquired.copy),
+                copy=copy_message(acquired.copy),
                 tenant=tenant,
+                base_tokens=acquired.base_tokens,
             )
         )
 
@@ -96,7 +118,8 @@ class Operations:
         for name in ("generated_tokens", "preemptions"):
             check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
         wanted = min(request.wanted_blocks, MAX_WANTED)
-        sequences, malformed = _sequences(request)
+        handles: dict[bytes, bytes] = {}  # by name; most reports keep nothing
+        sequences, malformed = _sequences(request, self._handles, handles)
         done = manager.report(
             session,
             sequences,
@@ -111,7 +134,7 @@ class Operations:
         self._sessions.reported(session)
         self._relieve(session, wanted, done.credit)
         return cache_pb2.SessionResponse(
-            revision=done.revision, credit=pack_tokens(done.credit), report=_report_message(done, malformed)
+            revision=done.revision, credit=pack_tokens(done.credit), report=_report_message(done, malformed, handles)
         )
 
     def fork(
@@ -129,7 +152,7 @@ class Operations:
             fork=cache_pb2.ForkResponse(
                 branches=[
                     cache_pb2.Branch(
-                        lease_id=branch.lease_id, blocks=pack_tokens(branch.blocks), copy=_copy_message(branch.copy)
+                        lease_id=branch.lease_id, blocks=pack_tokens(branch.blocks), copy=copy_message(branch.copy)
                     )
                     for branch in branches
                 ]
@@ -152,8 +175,21 @@ class Operations:
         if wanted and not granted.size:
             self._sessions.reclaim(session, wanted, from_asking=False)
 
-    def _tenant_and_root(self, session: SessionId, request: cache_pb2.AcquireRequest) -> tuple[TenantId, bytes]:
-        """Who asks, proven by the grant and a key that still counts, and the root of the tree to look in.
+    def _prefix(self, tenant: TenantId, key: CacheKey, request: cache_pb2.AcquireRequest) -> ScopeSpan | None:
+        """Where the first tokens lie. A request that was admitted before goes on privately where it may no longer."""
+        if not request.HasField("prefix"):
+            return None
+        try:
+            return resolve_prefix(self._tenants, tenant, key, request.prefix, request.tokens, "acquire.prefix")
+        except PermissionDenied:
+            if request.resumed:
+                return None
+            raise
+
+    def _tenant_and_root(
+        self, session: SessionId, request: cache_pb2.AcquireRequest
+    ) -> tuple[TenantId, CacheKey, bytes]:
+        """Who asks, proven by the grant and a key that still counts; the cache key, and the root of the tree to use.
 
         A request that was admitted before goes on, whatever became of its grant or key since.
         """
@@ -162,7 +198,9 @@ class Operations:
         grant = self._signer.verify(request.grant, self._clocks.steady_ns(), accepted_before=resumed)
         self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns(), admitted=resumed)
         accepted.add(request.grant)
-        return grant.tenant, derive_root(self._tenants.secret(grant.tenant), _cache_key(request.key))
+        key = cache_key_of(request.key)
+        self._tenants.seen_keys.note(grant.tenant, key)
+        return grant.tenant, key, derive_root(self._tenants.secret(grant.tenant), key)
 
 
 def failure_of(error: TesseraError) -> cache_pb2.Failure:
@@ -170,8 +208,11 @@ def failure_of(error: TesseraError) -> cache_pb2.Failure:
     return cache_pb2.Failure(**failure_fields(error))
 
 
-def _sequences(request: cache_pb2.ReportRequest) -> tuple[list[SequenceReport], dict[LeaseId, TesseraError]]:
-    """What the manager is told, and the leases whose report was malformed: those are released."""
+def _sequences(
+    request: cache_pb2.ReportRequest, handles: Handles, drawn: dict[bytes, bytes]
+) -> tuple[list[SequenceReport], dict[LeaseId, TesseraError]]:
+    """What the manager is told, and the leases whose report was malformed: those are released. A handle is drawn for
+    each sequence to keep, into `drawn` by its name."""
     sequences: list[SequenceReport] = []
     malformed: dict[LeaseId, TesseraError] = {}
     for number, message in enumerate(request.sequences):
@@ -181,15 +222,24 @@ def _sequences(request: cache_pb2.ReportRequest) -> tuple[list[SequenceReport], 
                 taken = unpack_blocks(message.taken_blocks, f"report.sequences[{number}].taken_blocks")
             if tokens:
                 check_tokens(tokens, f"report.sequences[{number}].tokens")
+            keep = None
+            if message.keep_seconds and message.release:
+                ttl_ns = keep_ns(f"report.sequences[{number}].keep_seconds", message.keep_seconds)
+                handle, name = handles.draw()
+                drawn[name], keep = handle, Keep(name, ttl_ns)
         except InvalidArgument as error:
             malformed[lease] = error
             sequences.append(SequenceReport(lease, release=True))
             continue
-        sequences.append(SequenceReport(lease, taken, tokens, message.sealed_tokens, message.copied, message.release))
+        sequences.append(
+            SequenceReport(lease, taken, tokens, message.sealed_tokens, message.copied, message.release, keep)
+        )
     return sequences, malformed
 
 
-def _report_message(done: Reported, malformed: dict[LeaseId, TesseraError]) -> cache_pb2.ReportResponse:
+def _report_message(
+    done: Reported, malformed: dict[LeaseId, TesseraError], handles: dict[bytes, bytes]
+) -> cache_pb2.ReportResponse:
     refused = {**{refusal.lease_id: refusal.error for refusal in done.refusals}, **malformed}
     return cache_pb2.ReportResponse(
         replacements=[
@@ -201,12 +251,17 @@ def _report_message(done: Reported, malformed: dict[LeaseId, TesseraError]) -> c
         refusals=[
             cache_pb2.SequenceRefusal(lease_id=lease, failure=failure_of(error)) for lease, error in refused.items()
         ],
+        kept=[
+            cache_pb2.KeptBranch(lease_id=item.lease_id, handle=handles[item.name], num_tokens=item.num_tokens)
+            for item in done.kept
+        ],
     )
 
 
-def _cache_key(message: common_pb2.CacheKey) -> CacheKey:
+def cache_key_of(message: common_pb2.CacheKey, field: str = "acquire.key") -> CacheKey:
+    """The key of a request, in the private scope. Raises InvalidArgument."""
     if message.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE):
-        raise Unimplemented("acquire.key.scope: this build serves the private scope alone")
+        raise InvalidArgument(f"{field}.scope", "allowed is the private scope; acquire.prefix names a wider one")
     return CacheKey(
         weights_digest=message.weights_digest,
         revision=message.revision,
@@ -221,9 +276,3 @@ def _cache_key(message: common_pb2.CacheKey) -> CacheKey:
         scope=Scope.PRIVATE,
         scope_name=message.scope_name,
     )
-
-
-def _copy_message(plan: CopyPlan | None) -> cache_pb2.CopyPlan | None:
-    if plan is None:
-        return None
-    return cache_pb2.CopyPlan(source=plan.source, target=plan.target, num_tokens=plan.num_tokens)

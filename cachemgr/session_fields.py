@@ -16,6 +16,8 @@ from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
 MAX_DECODER_NAME_CHARACTERS: Final = 64
+MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
+NS: Final = 1_000_000_000
 
 
 def layout_of(message: common_pb2.KvLayout) -> KvLayout:
@@ -32,6 +34,13 @@ def layout_of(message: common_pb2.KvLayout) -> KvLayout:
         )
     except ValueError as error:
         raise InvalidArgument("attach.layout", str(error)) from None
+
+
+def check_ttl(field: str, seconds: float) -> int:
+    """A time to live in nanoseconds, at least 1; 0 means never. Raises InvalidArgument; NaN is refused."""
+    if not 0 <= seconds <= MAX_TTL_SECONDS:
+        raise InvalidArgument(field, "allowed is 0, or a number of seconds of at most 100 years")
+    return max(1, int(seconds * NS)) if seconds else 0
 
 
 def check_decoder(request: cache_pb2.AttachRequest) -> None:

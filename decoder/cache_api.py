@@ -39,6 +39,7 @@ class Acquire:
     no_store: bool
     resumed: bool
     priority: int
+    ttl_seconds: float = 0.0
     scope: ScopePrefix | None = None
     may_wait: bool = False
     base_handle: bytes = field(default=b"", repr=False)

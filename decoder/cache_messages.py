@@ -94,6 +94,7 @@ def request_of(
                     no_store=command.no_store,
                     resumed=command.resumed,
                     priority=command.priority,
+                    ttl_seconds=command.ttl_seconds,
                     prefix=scope_message(command.scope),
                     may_wait=command.may_wait,
                     base_handle=command.base_handle,

@@ -27,6 +27,7 @@ class Held:
     sample: int
     no_store: bool
     priority: int
+    ttl_seconds: float
     scope: ScopePrefix | None = None
 
 
@@ -54,5 +55,6 @@ def held_of(sequence: Sequence, lease: LeaseId) -> Held:
         sample=sequence.sample,
         no_store=request.no_store,
         priority=request.cache_priority,
+        ttl_seconds=request.cache_ttl_seconds,
         scope=request.scope,
     )

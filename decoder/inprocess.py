@@ -130,6 +130,7 @@ class InProcessClient:
                 no_store=command.no_store,
                 resumed=command.resumed,
                 priority=command.priority,
+                ttl_ns=int(command.ttl_seconds * 1e9),
                 may_wait=command.may_wait,
                 base=command.base_handle,
                 base_tokens=command.base_tokens,

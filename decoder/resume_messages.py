@@ -75,6 +75,7 @@ def _held_message(held: Held, key: common_pb2.CacheKey) -> cache_pb2.HeldSequenc
         sample=held.sample,
         no_store=held.no_store,
         priority=held.priority,
+        ttl_seconds=held.ttl_seconds,
         prefix=scope_message(held.scope),
     )
     if held.copy is not None:

@@ -67,6 +67,7 @@ class Request:
     """One prompt and how to answer it. `number` is unique for its sink; `request_id` is unique on the node.
 
     max_context:    bounds prompt and answer together; 0 is no bound
+    cache_ttl_seconds: after whose last use its blocks expire; 0: never
     session_handle: of the kept conversation that comes before `prompt`, whose tokens are not known yet; empty: none
     session_tokens: of that conversation to go on from; 0: all
     keep_seconds:   that each sample is kept after its end; 0: not at all
@@ -83,6 +84,7 @@ class Request:
     no_store: bool = False
     priority: int = 0
     cache_priority: int = 50
+    cache_ttl_seconds: float = 0.0
     scope: ScopePrefix | None = None
     max_context: int = 0
     session_handle: bytes = field(default=b"", repr=False)

@@ -17,7 +17,6 @@ from typing import Final
 from common.errors import Internal, ResourceExhausted
 from common.logs import get_logger, where
 from common.tokens import pack_tokens
-from decoder.arena_view import zero_blocks
 from decoder.cache_api import Acquire, CacheClient, Event
 from decoder.commit import Committer
 from decoder.inbox import Inbox, Message
@@ -27,6 +26,7 @@ from decoder.reporting import Reporter
 from decoder.requests import RequestTable
 from decoder.runner import Runner, StepModel
 from decoder.scheduler import Plan, Scheduler
+from decoder.scrubbing import zero_blocks
 from decoder.sequence import Sequence
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
@@ -200,6 +200,7 @@ class StepLoop:
                 no_store=request.no_store,
                 resumed=sequence.admitted,
                 priority=request.cache_priority,
+                ttl_seconds=request.cache_ttl_seconds,
                 scope=request.scope,
                 may_wait=not request.no_read and self._scheduler.queue.waits.may_wait(sequence),
                 base_handle=request.session_handle,

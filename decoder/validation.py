@@ -26,6 +26,7 @@ MAX_GRANT_BYTES: Final = 4096
 HANDLE_BYTES: Final = 16
 MAX_SCOPE_NAME: Final = 64
 CACHE_PRIORITY: Final = 50
+MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         no_read=submit.cache.no_read or not model.prefix_cache,
         no_store=submit.cache.no_store or not model.prefix_cache,
         priority=submit.priority,
-        cache_priority=CACHE_PRIORITY,
+        cache_priority=_cache_priority(submit.cache),
+        cache_ttl_seconds=_cache_ttl(submit.cache),
         scope=_scope(submit.cache, len(prompt)),
         max_context=model.max_context,
         session_handle=submit.session_handle,
@@ -97,15 +99,25 @@ def _check_session(submit: decode_pb2.Submit) -> None:
 
 
 def _check_later_versions(submit: decode_pb2.Submit) -> None:
-    cache = submit.cache
     later = {
         "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
-        "cache.ttl_seconds": cache.HasField("ttl_seconds"),
-        "cache.priority": cache.HasField("priority") and cache.priority != CACHE_PRIORITY,
     }
     for field, is_set in later.items():
         if is_set:
             raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
+
+
+def _cache_priority(cache: inference_pb2.Cache) -> int:
+    return _whole("cache.priority", cache.priority, 0, 100) if cache.HasField("priority") else CACHE_PRIORITY
+
+
+def _cache_ttl(cache: inference_pb2.Cache) -> float:
+    """0 where the blocks never expire."""
+    if not cache.HasField("ttl_seconds"):
+        return 0.0
+    if not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
+        raise InvalidArgument("cache.ttl_seconds", "allowed is a number > 0 and at most 100 years")
+    return cache.ttl_seconds
 
 
 def _scope(cache: inference_pb2.Cache, num_prompt: int) -> ScopePrefix | None:

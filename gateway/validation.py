@@ -23,7 +23,7 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
-DEFAULT_CACHE_PRIORITY: Final = 50
+MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 MAX_SCOPE_NAME: Final = 64
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
 _WIDER_SCOPES: Final = (common_pb2.SCOPE_GROUP, common_pb2.SCOPE_PUBLIC)
@@ -124,15 +124,14 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
         "beam": request.HasField("beam"),
         "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
         "adapter": bool(request.adapter),
-        "cache.ttl_seconds": cache.HasField("ttl_seconds"),
     }
     for field, is_set in later.items():
         if is_set:
             raise _unimplemented(field)
     if cache.HasField("priority"):
         _whole("cache.priority", cache.priority, 0, 100)
-        if cache.priority != DEFAULT_CACHE_PRIORITY:
-            raise _unimplemented("cache.priority")
+    if cache.HasField("ttl_seconds") and not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
+        raise InvalidArgument("cache.ttl_seconds", "allowed is a number > 0 and at most 100 years")
 
 
 def _check_sampling(sampling: inference_pb2.Sampling, limits: ModelLimits) -> int:

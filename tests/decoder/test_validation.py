@@ -164,8 +164,6 @@ def test_a_scope_outside_its_comment_is_refused_by_its_path(fields: dict[str, An
     ("path", "value"),
     [
         ("output.prompt_logprobs", 0),
-        ("cache.priority", 51),
-        ("cache.ttl_seconds", 1.0),
     ],
 )
 def test_fields_of_later_versions_are_unimplemented_by_name(path: str, value: Any) -> None:

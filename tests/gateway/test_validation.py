@@ -70,6 +70,7 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
         for v in ("\0", "\x1b[2J", "\n", "\t", "\x7f", "\x9b", "\u2028", "\u202e")
     ),
     *((lambda v=v: cache(priority=v), "cache.priority") for v in (-1, 101)),
+    *((lambda v=v: cache(ttl_seconds=v), "cache.ttl_seconds") for v in (0, -1, math.nan, math.inf, 3.2e9)),
     *((lambda v=v: cache(scope=v), "cache.scope") for v in (4, 99, -1)),
     *(
         (lambda v=v: cache(scope=common_pb2.SCOPE_GROUP, scope_name=v), "cache.scope_name")
@@ -94,8 +95,6 @@ LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
     (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")), "speculation.mode"),
     (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
-    (lambda: cache(priority=51), "cache.priority"),
-    (lambda: cache(ttl_seconds=0), "cache.ttl_seconds"),
 ]
 ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(),
@@ -108,6 +107,8 @@ ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(output=pb.Output(logprobs=20), priority=-100, request_label="é" * 128),
     pb.GenerateRequest(request_label="job 7 / \u00a0Zürich 東京 \U0001f469\u200d\U0001f680"),
     cache(scope=common_pb2.SCOPE_PRIVATE, priority=50, no_read=True, no_store=True),
+    *(cache(priority=v) for v in (0, 51, 100)),
+    *(cache(ttl_seconds=v) for v in (1e-9, 1, 3.1e9)),
     pb.GenerateRequest(speculation=pb.Speculation()),
     cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=2**40),
     cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 64),
