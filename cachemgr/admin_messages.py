@@ -1,24 +1,24 @@
-"""The admin service's messages: pages asked for, and views of the core as protobuf. Pure.
+"""The admin service's messages: views of the core and of tenants as protobuf. Pure.
 
 Invariant: only counts, ids, names and token numbers go out; never a token, a secret or a byte of keys and values.
-Called by `admin.py` alone.
+Called by the parts of the admin service.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final
 
 from cachemgr import tenant_views, views
 from cachemgr.blocks import BlockState
-from cachemgr.tenant_keys import check_tenant_name
+from cachemgr.ids import TenantId
+from cachemgr.scopes import PUBLIC_OWNER, group_owner
+from cachemgr.tenant_quotas import TenantQuota
 from common.errors import InvalidArgument
 from tessera.admin.v1 import admin_pb2
+from tessera.common.v1 import common_pb2
 
-DEFAULT_PAGE: Final = 100
-MAX_PAGE: Final = 1000
-MAX_PAGE_TOKEN: Final = 2**63 - 1
-
+_GROUP: Final = group_owner("")
 
 _STATES: Final = {
     BlockState.FREE: admin_pb2.BLOCK_STATE_FREE,
@@ -26,46 +26,6 @@ _STATES: Final = {
     BlockState.CACHED: admin_pb2.BLOCK_STATE_CACHED,
     BlockState.QUARANTINED: admin_pb2.BLOCK_STATE_QUARANTINED,
 }
-
-
-class PageRequest(Protocol):
-    """What every list request has."""
-
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def page_token(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PageAsked:
-    """A page: at most `limit` items after the id `after` (0 = from the first)."""
-
-    after: int
-    limit: int
-
-
-def page_asked(request: PageRequest) -> PageAsked:
-    """The page of a request. Raises InvalidArgument with the field that is wrong."""
-    return PageAsked(_after(request.page_token), page_limit(request))
-
-
-def page_limit(request: PageRequest) -> int:
-    """The page size of a request. Raises InvalidArgument."""
-    size = request.page_size
-    if not 0 <= size <= MAX_PAGE:
-        raise InvalidArgument("page_size", f"is {size}; allowed is 1..{MAX_PAGE}, or 0 for {DEFAULT_PAGE}")
-    return size or DEFAULT_PAGE
-
-
-def tenant_after(request: PageRequest) -> str:
-    """The name after which a page of tenants begins. Raises InvalidArgument."""
-    return check_tenant_name(request.page_token, "page_token") if request.page_token else ""
-
-
-def next_token(next_after: int) -> str:
-    """The token of the page after; empty where there is none."""
-    return str(next_after) if next_after else ""
 
 
 def state_asked(number: int) -> BlockState | None:
@@ -78,7 +38,9 @@ def state_asked(number: int) -> BlockState | None:
         raise InvalidArgument("state", f"is {number}; allowed are the named states") from None
 
 
-def snapshot_message(view: views.Snapshot, block_bytes: int) -> admin_pb2.GetSnapshotResponse:
+def snapshot_message(
+    view: views.Snapshot, block_bytes: int, quotas: Mapping[TenantId, TenantQuota]
+) -> admin_pb2.GetSnapshotResponse:
     """All counters."""
     return admin_pb2.GetSnapshotResponse(
         total_blocks=view.total_blocks,
@@ -98,23 +60,39 @@ def snapshot_message(view: views.Snapshot, block_bytes: int) -> admin_pb2.GetSna
         generated_tokens=view.generated_tokens,
         epoch=view.epoch,
         revision=view.revision,
-        tenants=[
-            admin_pb2.TenantUsage(
-                tenant=usage.tenant,
-                cached_blocks=usage.cached_blocks,
-                active_blocks=usage.active_blocks,
-                hits=usage.hits,
-                misses=usage.misses,
-                hit_tokens=usage.hit_tokens,
-            )
-            for usage in view.tenants
-        ],
+        tenants=[_usage_message(usage, quotas.get(usage.tenant, TenantQuota())) for usage in view.tenants],
         indexed_blocks=view.indexed_blocks,
         credit_blocks=view.credit_blocks,
         block_tokens=view.block_tokens,
         block_bytes=block_bytes,
         hash_collisions=view.hash_collisions,
         queued_requests=view.queued_requests,
+        pinned_blocks=view.pinned_blocks,
+        kept_branches=view.kept_branches,
+        scrubbed_blocks=view.scrubbed_blocks,
+        waits=view.waits,
+        prompt_tokens=view.prompt_tokens,
+        adopted_blocks=view.adopted_blocks,
+        fenced_operations=view.fenced_operations,
+    )
+
+
+def _usage_message(usage: views.TenantView, quota: TenantQuota) -> admin_pb2.TenantUsage:
+    return admin_pb2.TenantUsage(
+        tenant=usage.tenant,
+        cached_blocks=usage.cached_blocks,
+        active_blocks=usage.active_blocks,
+        hits=usage.hits,
+        misses=usage.misses,
+        hit_tokens=usage.hit_tokens,
+        indexed_blocks=usage.indexed_blocks,
+        used_blocks=usage.used_blocks,
+        floor_blocks=quota.floor_blocks,
+        ceiling_blocks=quota.ceiling_blocks,
+        weight=quota.weight,
+        pinned_blocks=usage.pinned_blocks,
+        evictions=usage.evictions,
+        kept_branches=usage.kept_branches,
     )
 
 
@@ -129,12 +107,15 @@ def block_message(view: views.BlockView) -> admin_pb2.Block:
         tenant=view.tenant,
         evictable=view.evictable,
         num_tokens=view.num_tokens,
+        pinned=view.pinned,
     )
 
 
-def prefix_message(view: views.PrefixView) -> admin_pb2.Prefix:
-    """One node of the index."""
-    return admin_pb2.Prefix(
+def prefix_message(view: views.PrefixView, now_ns: int) -> admin_pb2.Prefix:
+    """One node of the index; what is left of its time at `now_ns`."""
+    group = view.tenant.removeprefix(_GROUP) if view.tenant.startswith(_GROUP) else ""
+    scope = common_pb2.SCOPE_PUBLIC if view.tenant == PUBLIC_OWNER else common_pb2.SCOPE_PRIVATE
+    message = admin_pb2.Prefix(
         node=view.node,
         parent=view.parent,
         tenant=view.tenant,
@@ -144,7 +125,14 @@ def prefix_message(view: views.PrefixView) -> admin_pb2.Prefix:
         references=view.references,
         name=view.name,
         children=view.children,
+        priority=view.priority,
+        pinned=view.pinned,
+        scope=common_pb2.SCOPE_GROUP if group else scope,
+        group=group,
     )
+    if view.expires_ns is not None:
+        message.expires_in_seconds = max(0, view.expires_ns - now_ns) / 1e9
+    return message
 
 
 def lease_message(view: views.LeaseView, now_ns: int) -> admin_pb2.Lease:
@@ -175,7 +163,29 @@ def session_message(view: views.SessionView, now_ns: int, *, mapped: bool) -> ad
         age_seconds=(now_ns - view.attached_ns) / 1e9,
         mapped=mapped,
         queued_requests=view.queued_requests,
+        lease_seconds_left=max(0, view.deadline_ns - now_ns) / 1e9,
+        away=view.away,
     )
+
+
+def branch_message(view: views.BranchView, now_ns: int) -> admin_pb2.Branch:
+    """One kept branch; what is left of it at `now_ns`."""
+    return admin_pb2.Branch(
+        branch=view.branch,
+        tenant=view.tenant,
+        num_tokens=view.num_tokens,
+        num_blocks=view.num_blocks,
+        references=view.references,
+        expires_in_seconds=max(0, view.expires_ns - now_ns) / 1e9,
+    )
+
+
+def pin_message(view: views.PinView, now_ns: int) -> admin_pb2.Pin:
+    """One pin; what is left of it at `now_ns`."""
+    message = admin_pb2.Pin(pin=view.pin, tenant=view.tenant, num_tokens=view.num_tokens, num_blocks=view.num_blocks)
+    if view.expires_ns is not None:
+        message.expires_in_seconds = max(0, view.expires_ns - now_ns) / 1e9
+    return message
 
 
 def tenant_message(view: tenant_views.TenantView) -> admin_pb2.Tenant:
@@ -200,11 +210,3 @@ def tenant_message(view: tenant_views.TenantView) -> admin_pb2.Tenant:
         pin_blocks=view.quota.pin_blocks,
         groups=view.groups,
     )
-
-
-def _after(token: str) -> int:
-    if not token:
-        return 0
-    if not (token.isascii() and token.isdigit() and len(token) <= 19 and int(token) <= MAX_PAGE_TOKEN):
-        raise InvalidArgument("page_token", "is none of ours; pass next_page_token of the page before, or nothing")
-    return int(token)

@@ -2,7 +2,7 @@
 
 Invariant: what is written of a request are numbers, flags, names and counts of lists; never a token id, a cache key or
 anything that a caller could make long. Of an answer only the fields that are named here are written. An interceptor of
-the admin server, between the roles (whose refusals are written there) and the errors.
+the admin server, inside the one that makes statuses of errors; what the roles refuse is written there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from cachemgr.audit import AuditLog
 from cachemgr.roles import Role, changes, current_role, method_name
+from common.errors import TesseraError
 
 MAX_TEXT: Final = 128
 MAX_ITEMS: Final = 32
@@ -37,7 +39,7 @@ _TOKENS: Final = "token_ids"
 
 
 class AuditInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-ignore]
-    """Writes one line for each call that may change something, after its end."""
+    """Writes one line for each call that may change something: when it has ended, before its caller knows."""
 
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
@@ -49,26 +51,36 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-
         if handler is None or not changes(method) or handler.request_streaming or handler.response_streaming:
             return handler
 
+        name = method_name(method)
+
         async def unary(request: Any, context: Any) -> Any:
-            who, name, fields = current_role.get(Role.READER).value, method_name(method), shown_fields(request)
+            who, fields = current_role.get(Role.READER).value, shown_fields(request)
             try:
                 answer = await handler.unary_unary(request, context)
-            except BaseException:  # a refusal or a caller that is gone; it goes on as it came
-                code = context.code() or grpc.StatusCode.CANCELLED
-                if isinstance(code, int):
-                    code = next(item for item in grpc.StatusCode if item.value[0] == code)
-                self._audit.record(who, name, fields, code.name, {}, context.peer())
+            except BaseException as error:  # it goes on as it came, and is told to the caller after this
+                self._audit.record(who, name, fields, _outcome(error), {}, context.peer())
                 raise
             self._audit.record(who, name, fields, "OK", shown_answer(answer), context.peer())
             return answer
 
-        return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)
+        def decode(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                self._audit.record(current_role.get(Role.READER).value, name, {}, "INVALID_ARGUMENT", {})
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(unary, decode, handler.response_serializer)
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, TesseraError):
+        return error.code.name
+    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
 
 
 def shown_fields(request: Any) -> dict[str, Any]:
     """What of a request may be written: token ids as their number, messages as the fact that they are set."""
-    if not hasattr(request, "ListFields"):  # no message of the method's type
-        return {}
     shown: dict[str, Any] = {}
     for field, value in request.ListFields():
         if field.name == _TOKENS:

@@ -15,14 +15,19 @@ from typing import Final
 
 import grpc
 
-from cachemgr.admin import ADMIN_SERVICE, AdminService
+from cachemgr.admin import AdminService
 from cachemgr.arena.handoff import Handoff
+from cachemgr.audit import AuditLog
+from cachemgr.audit_calls import AuditInterceptor
+from cachemgr.branch_service import BRANCH_SERVICE, BranchService
 from cachemgr.clocks import Clocks
 from cachemgr.first_start import NodeSecrets, ensure_default_tenant, ensure_secrets
 from cachemgr.grants import GrantSigner
+from cachemgr.handles import Handles
 from cachemgr.ids import SessionId
 from cachemgr.operations import Operations
 from cachemgr.pool_owner import PoolOwner, PoolSize
+from cachemgr.roles import ADMIN_SERVICE, Role, RoleInterceptor
 from cachemgr.service import CACHE_SERVICE, CREDENTIAL_SERVICE, CacheService, CredentialService
 from cachemgr.sessions import Sessions
 from cachemgr.tenant_store import TenantStore
@@ -41,6 +46,7 @@ from tessera.admin.v1 import admin_pb2_grpc
 from tessera.cache.v1 import cache_pb2_grpc
 
 TICK_SECONDS: Final = 1.0
+LOOKS_PER_DEADLINE: Final = 8
 DRAIN_POLL_SECONDS: Final = 0.02
 STOP_GRACE_SECONDS: Final = 0.5
 
@@ -56,6 +62,7 @@ class Daemon:
         self._log = get_logger()
         self._lock: int | None = None
         self._store: TenantStore | None = None
+        self._audit: AuditLog | None = None
         self._tenants: Tenants | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sockets: list[KeptSocket] = []
@@ -82,22 +89,28 @@ class Daemon:
         store = self._store = TenantStore(self._paths.tenants_db)
         tenants = self._tenants = Tenants(store)
         node_secrets = ensure_secrets(self._paths)
+        audit = self._audit = AuditLog(self._paths.audit_log, wall_ns=self._clocks.wall_ns)
         ensure_default_tenant(tenants, self._paths, now_ns=self._clocks.wall_ns(), show=self._show_key)
         owner = self._owner = PoolOwner(
             size=PoolSize(options.pool_blocks, options.pool_bytes or DEFAULT_POOL_BYTES),
             epoch=store.next_epoch(),
             faults=options.faults,
             handoff=self._handoff,
+            lease_seconds=options.lease_seconds,
+            grace_seconds=options.grace_seconds,
         )
+        for tenant, quota in tenants.quotas().items():
+            owner.set_quota(tenant, quota)
         sessions = self._sessions = Sessions(owner, self._handoff, self._clocks)
         await self._handoff.start(self._paths.arena_socket)
         await self._start_internal(node_secrets, owner, sessions, tenants, GrantSigner(store.signing_secret()))
-        await self._start_admin(node_secrets, owner, sessions, tenants)
+        await self._start_admin(node_secrets, owner, sessions, tenants, audit)
         arena_socket = [] if self._handoff.kept_socket is None else [self._handoff.kept_socket]
         # A socket that cannot be restored does not end the daemon: the cache that it holds serves on.
         watching = watch_sockets([*self._sockets, *arena_socket])
         self._tasks.append(asyncio.create_task(watching, name="watch-sockets"))
         self._tasks.append(asyncio.create_task(self._tick(owner, tenants), name="tick"))
+        self._tasks.append(asyncio.create_task(self._watch_deadlines(owner, sessions), name="deadlines"))
         await self._say_serving(True)
         self._log.info("service_ready", epoch=owner.epoch)
 
@@ -133,6 +146,8 @@ class Daemon:
         await self._handoff.stop()
         if self._owner is not None:
             self._owner.close()
+        if self._audit is not None:
+            self._audit.close()
         if self._tenants is not None and self._store is not None:
             self._flush(self._tenants)
             self._store.close()
@@ -146,26 +161,31 @@ class Daemon:
     ) -> None:
         server = make_server([BearerInterceptor(node_secrets.internal), ErrorInterceptor()])
         self._servers.append(server)
-        operations = Operations(tenants=tenants, signer=signer, sessions=sessions, clocks=self._clocks)
+        handles = Handles()
+        operations = Operations(tenants=tenants, signer=signer, sessions=sessions, handles=handles, clocks=self._clocks)
         cache = CacheService(
             owner=owner,
             sessions=sessions,
             handoff=self._handoff,
             operations=operations,
             faults=self._options.faults,
+            clocks=self._clocks,
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)  # type: ignore[no-untyped-call]
         credentials = CredentialService(tenants=tenants, signer=signer, clocks=self._clocks)
         cache_pb2_grpc.add_CredentialServiceServicer_to_server(credentials, server)  # type: ignore[no-untyped-call]
-        names = (CACHE_SERVICE, CREDENTIAL_SERVICE)
+        branches = BranchService(owner=owner, tenants=tenants, signer=signer, handles=handles, clocks=self._clocks)
+        cache_pb2_grpc.add_BranchServiceServicer_to_server(branches, server)  # type: ignore[no-untyped-call]
+        names = (CACHE_SERVICE, CREDENTIAL_SERVICE, BRANCH_SERVICE)
         self._healths.append(await add_health_and_reflection(server, names, with_reflection=False))
         self._sockets.append(bind_kept(server, self._paths.cachemgr_socket))
         await server.start()
 
     async def _start_admin(
-        self, node_secrets: NodeSecrets, owner: PoolOwner, sessions: Sessions, tenants: Tenants
+        self, node_secrets: NodeSecrets, owner: PoolOwner, sessions: Sessions, tenants: Tenants, audit: AuditLog
     ) -> None:
-        server = make_server([BearerInterceptor(node_secrets.admin), ErrorInterceptor()])
+        roles = RoleInterceptor({node_secrets.admin: Role.OPERATOR, node_secrets.reader: Role.READER}, audit)
+        server = make_server([roles, ErrorInterceptor(), AuditInterceptor(audit)])
         self._servers.append(server)
         admin = AdminService(owner=owner, sessions=sessions, tenants=tenants, clocks=self._clocks)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
@@ -185,11 +205,21 @@ class Daemon:
         watchdog = Watchdog(owner)
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if owner.manager is not None:
-                owner.manager.tick(self._clocks.steady_ns())
             watchdog.look()
             self._flush(tenants)
             await self._say_serving(owner.serving)
+
+    async def _watch_deadlines(self, owner: PoolOwner, sessions: Sessions) -> None:
+        shortest = min(self._options.lease_seconds, self._options.grace_seconds or self._options.lease_seconds)
+        pause = min(TICK_SECONDS, shortest / LOOKS_PER_DEADLINE)
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(pause)
+            now, before, last = loop.time(), last, loop.time()
+            # After a standstill of this very process, what was said meanwhile is heard first.
+            if owner.manager is not None and now - before < pause + TICK_SECONDS:
+                sessions.end_lapsed(owner.manager.tick(self._clocks.steady_ns()))
 
     def _flush(self, tenants: Tenants) -> None:
         try:

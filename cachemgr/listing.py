@@ -16,9 +16,10 @@ from cachemgr.blocks import BlockState
 from cachemgr.counters import TenantCounters
 from cachemgr.ids import NodeId, TenantId
 from cachemgr.names import node_name
-from cachemgr.nodes import Node
+from cachemgr.nodes import NEVER, Node
+from cachemgr.pins import pinned_blocks
 from cachemgr.state import CacheState
-from cachemgr.views import BlockView, Item, LeaseView, Page, PrefixView, SessionView, Snapshot, TenantView
+from cachemgr.views import BlockView, BranchView, Item, LeaseView, Page, PrefixView, SessionView, Snapshot, TenantView
 from common.layout import TOKEN_BYTES
 
 _NODE_BITS: Final = 40  # a prefix cursor is (start block, node id): sorted so, parents come before their children
@@ -31,11 +32,24 @@ def snapshot(state: CacheState) -> Snapshot:
     owners = len(state.tenant_names)
     cached = np.bincount(pool.owner[pool.state == BlockState.CACHED], minlength=owners).tolist()
     active = np.bincount(pool.owner[pool.state == BlockState.ACTIVE], minlength=owners).tolist()
+    indexed = np.bincount(pool.owner[pool.published], minlength=owners).tolist()
     tenants = []
     for owner in range(1, owners):
         own = counters.tenants.get(owner, TenantCounters())
         tenants.append(
-            TenantView(state.tenant_names[owner], cached[owner], active[owner], own.hits, own.misses, own.hit_tokens)
+            TenantView(
+                tenant=state.tenant_names[owner],
+                cached_blocks=cached[owner],
+                active_blocks=active[owner],
+                hits=own.hits,
+                misses=own.misses,
+                hit_tokens=own.hit_tokens,
+                indexed_blocks=indexed[owner],
+                used_blocks=pool.ownership.charged.get(owner, 0),
+                evictions=own.evictions,
+                kept_branches=state.kept.count_of(owner),
+                pinned_blocks=len(pinned_blocks(state, owner)),
+            )
         )
     return Snapshot(
         total_blocks=pool.num_blocks,
@@ -60,6 +74,13 @@ def snapshot(state: CacheState) -> Snapshot:
         epoch=state.epoch,
         revision=state.revision,
         block_tokens=state.block_tokens,
+        prompt_tokens=counters.prompt_tokens,
+        waits=counters.waits,
+        kept_branches=len(state.kept),
+        pinned_blocks=len(pinned_blocks(state)),
+        scrubbed_blocks=counters.scrubbed_blocks,
+        fenced_operations=state.book.fenced_operations,
+        adopted_blocks=counters.adopted_blocks,
         tenants=tenants,
     )
 
@@ -69,7 +90,8 @@ def list_blocks(state: CacheState, after: int, limit: int, wanted: BlockState | 
     column = state.pool.state[max(after, 0) + 1 :]
     chosen = np.arange(len(column)) if wanted is None else np.flatnonzero(column == wanted)
     numbers = (chosen[: limit + 1] + max(after, 0) + 1).tolist()
-    return _page([_block_view(state, number) for number in numbers], limit, lambda view: view.block)
+    pinned = set(pinned_blocks(state).tolist())
+    return _page([_block_view(state, number, pinned) for number in numbers], limit, lambda view: view.block)
 
 
 def list_prefixes(state: CacheState, after: int, limit: int, tenant: TenantId | None) -> Page[PrefixView]:
@@ -80,7 +102,8 @@ def list_prefixes(state: CacheState, after: int, limit: int, tenant: TenantId | 
         nodes = [node for node in nodes if node.tree.owner == owner]
     chosen = heapq.nsmallest(limit + 1, (node for node in nodes if _cursor(node) > after), key=_cursor)
     page = _page(chosen, limit, _cursor)
-    return Page([_prefix_view(state, node) for node in page.items], page.next_after)
+    pinned = set(pinned_blocks(state).tolist())
+    return Page([_prefix_view(state, node, pinned) for node in page.items], page.next_after)
 
 
 def list_leases(state: CacheState, after: int, limit: int) -> Page[LeaseView]:
@@ -105,6 +128,26 @@ def list_leases(state: CacheState, after: int, limit: int) -> Page[LeaseView]:
     return _page(items, limit, lambda view: view.lease)
 
 
+def list_branches(state: CacheState, after: int, limit: int) -> Page[BranchView]:
+    """Kept branches by number."""
+    later = (branch for branch in state.kept.branches.values() if branch.branch_id > after)
+    items = []
+    for branch in heapq.nsmallest(limit + 1, later, key=lambda item: item.branch_id):
+        hold = branch.hold
+        last = int(hold.table[hold.num_blocks - 1]) if hold.num_blocks else 0
+        items.append(
+            BranchView(
+                branch=branch.branch_id,
+                tenant=hold.tenant,
+                num_tokens=hold.num_tokens,
+                num_blocks=hold.num_blocks,
+                references=int(state.pool.references[last]),
+                expires_ns=branch.expires_ns,
+            )
+        )
+    return _page(items, limit, lambda view: view.branch)
+
+
 def list_sessions(state: CacheState, after: int, limit: int) -> Page[SessionView]:
     """Attached sessions by id."""
     chosen = heapq.nsmallest(limit + 1, (number for number in state.book.sessions if number > after))
@@ -119,6 +162,8 @@ def list_sessions(state: CacheState, after: int, limit: int) -> Page[SessionView
                 credit_blocks=len(session.credit),
                 queued_requests=session.queued_requests,
                 attached_ns=session.attached_ns,
+                deadline_ns=session.deadline_ns,
+                away=session.away,
             )
         )
     return _page(items, limit, lambda view: view.session)
@@ -133,7 +178,7 @@ def _cursor(node: Node) -> int:
     return (node.start << _NODE_BITS) + node.node_id
 
 
-def _block_view(state: CacheState, block: int) -> BlockView:
+def _block_view(state: CacheState, block: int, pinned: set[int]) -> BlockView:
     pool, forest = state.pool, state.index.forest
     block_state = BlockState(int(pool.state[block]))
     node = forest.nodes.get(NodeId(int(forest.node_of[block])))
@@ -149,19 +194,26 @@ def _block_view(state: CacheState, block: int) -> BlockView:
         tenant=state.tenant_names[int(pool.owner[block])] if block_state is not BlockState.FREE else TenantId(""),
         evictable=block_state is BlockState.CACHED,
         num_tokens=num_tokens,
+        pinned=block in pinned,
     )
 
 
-def _prefix_view(state: CacheState, node: Node) -> PrefixView:
+def _prefix_view(state: CacheState, node: Node, pinned: set[int]) -> PrefixView:
     parent = node.parent
+    blocks = node.blocks.tolist()
+    if parent is not None and parent.parent is None and node.tree.anchor is not None:
+        parent = node.tree.anchor
     return PrefixView(
         node=node.node_id,
         parent=parent.node_id if parent is not None else NodeId(0),
         tenant=state.tenant_names[node.tree.owner],
         start_token=node.start * state.block_tokens,
         num_tokens=len(node.edge) // TOKEN_BYTES,
-        blocks=node.blocks.tolist(),
+        blocks=blocks,
         references=int(state.pool.references[node.blocks].max()) - 1,
         name=node_name(node, state.index.block_bytes).hex(),
-        children=len(node.children),
+        children=len(node.children) + node.anchored,
+        priority=node.priority,
+        pinned=blocks[0] in pinned,
+        expires_ns=None if node.expires_ns == NEVER else node.expires_ns,
     )

@@ -1,7 +1,7 @@
 """The cache manager's reads that the admin service and its subscribers need: events, recent admissions, counts.
 
-Invariant: nothing here changes the core. `CacheManager` inherits it, so that it stays the one door; the values are in
-`views.py`, `events.py` and `recent.py`.
+Invariant: nothing here changes blocks, index or leases. `CacheManager` inherits it, so that it stays the one door; the
+values are in `views.py`, `events.py` and `recent.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class ManagerViews:
     def recent(self) -> RecentAdmissions:
         """The newest admissions, for a replay."""
         return self._state.recent
+
+    def note_time(self, now_ns: int) -> None:
+        """The time of what follows, for its events. Nothing ends by it."""
+        self._state.now_ns = now_ns
 
     @property
     def num_leases(self) -> int:

@@ -8,14 +8,19 @@ block: only the manager does.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from cachemgr.arena.base import Arena
 from cachemgr.arena.handoff import Handoff
 from cachemgr.arena.host import HostArena
+from cachemgr.events import EventLog
+from cachemgr.ids import TenantId
 from cachemgr.manager import CacheManager
+from cachemgr.quotas import Quota
+from cachemgr.tenant_quotas import TenantQuota
 from common.arena_wire import PROTOCOL_VERSION
+from common.config import DEFAULT_GRACE_SECONDS, DEFAULT_LEASE_SECONDS
 from common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from common.faults import Faults
 from common.layout import NONCE_BYTES, KvLayout
@@ -49,13 +54,27 @@ class PoolSize:
 class PoolOwner:
     """Holds the one manager and arena of the daemon; both are absent until the first attach."""
 
-    def __init__(self, *, size: PoolSize, epoch: int, faults: Faults, handoff: Handoff) -> None:
+    def __init__(
+        self,
+        *,
+        size: PoolSize,
+        epoch: int,
+        faults: Faults,
+        handoff: Handoff,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        self.grace_seconds = grace_seconds
         self._size = size
         self._faults = faults
         self._handoff = handoff
         self._arena: Arena | None = None
         self.epoch = epoch
         self.draining = False
+        self.drained = False
+        self.events = EventLog()
+        self._quotas: dict[TenantId, TenantQuota] = {}
         self.drifted = False
         self.manager: CacheManager | None = None
         self.layout: KvLayout | None = None
@@ -71,6 +90,11 @@ class PoolOwner:
         return 0 if self._arena is None else self._arena.num_blocks
 
     @property
+    def arena_nonce(self) -> bytes:
+        """What stands at the start of the arena; empty before the first attach."""
+        return b"" if self._arena is None else self._arena.nonce
+
+    @property
     def serving(self) -> bool:
         """Whether new work is taken."""
         return not (self.draining or self.drifted)
@@ -83,6 +107,24 @@ class PoolOwner:
             raise Unavailable(
                 "the cache manager takes no new work: an integrity check failed, see its log", reason="INTEGRITY"
             )
+
+    def refuse_new_leases(self) -> None:
+        """Raises Unavailable as `refuse_new_work` does, and while an operator has drained the pool."""
+        self.refuse_new_work()
+        if self.drained:
+            raise Unavailable(
+                "the pool is drained: its operator lets nothing new begin for now",
+                reason="DRAINING",
+                retry_after_seconds=1.0,
+            )
+
+    def set_quota(self, tenant: TenantId, quota: TenantQuota | None) -> None:
+        """The tenant's quota from now on, also in a manager that is made later; None ends it."""
+        self._quotas[tenant] = quota or TenantQuota()
+        if self.manager is not None:
+            _apply_quota(self.manager, tenant, self._quotas[tenant])
+        if quota is None:
+            del self._quotas[tenant]
 
     def require(self) -> CacheManager:
         """The manager. Raises FailedPrecondition before the first attach."""
@@ -123,13 +165,28 @@ class PoolOwner:
             name_bits=self._faults.weak_hash_bits or ALL_NAME_BITS,
             fail_allocation=self._faults.fail_allocation,
             on_free=arena.poison if self._faults.poison_on_free else None,
+            events=self.events,
+            lease_ns=int(self.lease_seconds * 1e9),
+            grace_ns=int(self.grace_seconds * 1e9),
         )
+        for tenant, quota in self._quotas.items():
+            _apply_quota(manager, tenant, quota)
         self._arena, self.layout, self.manager = arena, layout, manager
         self._handoff.serve_arena(arena, layout.fingerprint())
         get_logger().info(
             "layout_fixed", num_blocks=num_blocks, block_bytes=layout.block_bytes, block_tokens=layout.block_tokens
         )
         return manager
+
+
+def _apply_quota(manager: CacheManager, tenant: TenantId, quota: TenantQuota) -> None:
+    """A floor that the pool is too small for counts for nothing: the daemon must come up all the same."""
+    wanted = Quota(quota.floor_blocks, quota.ceiling_blocks, quota.weight, quota.pin_blocks)
+    try:
+        manager.set_quota(tenant, wanted)
+    except ResourceExhausted as error:
+        get_logger().warning("floor_does_not_fit", tenant=tenant, floor_blocks=error.needed, usable_blocks=error.usable)
+        manager.set_quota(tenant, replace(wanted, floor_blocks=0))
 
 
 def draining_error() -> Unavailable:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from cachemgr.tenant_rows import DEFAULT_WEIGHT
+from cachemgr.tenant_rows import DEFAULT_WEIGHT, TenantRow
 from common.errors import InvalidArgument, ResourceExhausted
 
 MAX_BLOCKS: Final = 2**31 - 2
@@ -38,6 +38,11 @@ class QuotaChange:
     ceiling_blocks: int | None = None
     weight: float | None = None
     pin_blocks: int | None = None
+
+
+def quota_of(row: TenantRow) -> TenantQuota:
+    """The quota of a tenant's row."""
+    return TenantQuota(row.floor_blocks, row.ceiling_blocks, row.weight, row.pin_blocks)
 
 
 def change_quota(quota: TenantQuota, change: QuotaChange, other_floors: int, num_blocks: int) -> TenantQuota:

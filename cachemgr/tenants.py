@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import Final
 
 from cachemgr.ids import TenantId
+from cachemgr.key_book import KeyBook
 from cachemgr.keys import Scope
 from cachemgr.tenant_approvals import Approvals
 from cachemgr.tenant_groups import Groups
 from cachemgr.tenant_keys import SALT_BYTES, check_key_name, check_tenant_name, hash_secret, new_key, split_key
-from cachemgr.tenant_quotas import QuotaChange, TenantQuota, change_quota
+from cachemgr.tenant_quotas import QuotaChange, TenantQuota, change_quota, quota_of
 from cachemgr.tenant_rows import KeyRow, TenantRow
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenant_views import Identity, KeyView, TenantView
@@ -41,6 +42,7 @@ class Tenants:
         self._used: set[str] = set()
         self._public_secret = store.secret_named("public_secret", TENANT_SECRET_BYTES)
         self.groups = Groups(store.scopes)
+        self.seen_keys = KeyBook()
         self.approvals = Approvals(store.scopes, store.secret_named("approval_secret", TENANT_SECRET_BYTES))
 
     @property
@@ -154,7 +156,7 @@ class Tenants:
         Raises InvalidArgument or NotFound; ResourceExhausted where the floors would not fit into the pool."""
         row = self._row(check_tenant_name(name))
         other_floors = sum(other.floor_blocks for other in self._tenants.values() if other is not row)
-        quota = change_quota(_quota(row), change, other_floors, num_blocks)
+        quota = change_quota(quota_of(row), change, other_floors, num_blocks)
         changed = replace(
             row,
             floor_blocks=quota.floor_blocks,
@@ -168,7 +170,7 @@ class Tenants:
 
     def quotas(self) -> dict[TenantId, TenantQuota]:
         """The quota of every tenant."""
-        return {tenant: _quota(row) for tenant, row in self._tenants.items()}
+        return {tenant: quota_of(row) for tenant, row in self._tenants.items()}
 
     def rotate_secret(self, name: str) -> TenantId:
         """Give a tenant a new secret: no root of before is ever derived again. Raises InvalidArgument or NotFound."""
@@ -186,6 +188,7 @@ class Tenants:
         self._keys = {key_id: row for key_id, row in self._keys.items() if row.tenant != tenant}
         self._used &= set(self._keys)
         self.groups.forget_tenant(tenant)
+        self.seen_keys.forget(tenant)
         return tenant
 
     def list_tenants(self, after: str, limit: int) -> list[TenantView]:
@@ -203,7 +206,7 @@ class Tenants:
                 name,
                 self._tenants[name].created_ns,
                 tuple(keys.get(name, ())),
-                _quota(self._tenants[name]),
+                quota_of(self._tenants[name]),
                 self.groups.groups_of(name),
             )
             for name in names
@@ -233,10 +236,6 @@ class Tenants:
 def _key_row(key_id: str, tenant: TenantId, secret: bytes, name: str, now_ns: int, expires_ns: int | None) -> KeyRow:
     salt = secrets.token_bytes(SALT_BYTES)
     return KeyRow(key_id, tenant, salt, hash_secret(secret, salt), name, now_ns, expires_ns, None, 0)
-
-
-def _quota(row: TenantRow) -> TenantQuota:
-    return TenantQuota(row.floor_blocks, row.ceiling_blocks, row.weight, row.pin_blocks)
 
 
 def _check_alive(row: KeyRow, now_ns: int) -> None:

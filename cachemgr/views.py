@@ -86,12 +86,13 @@ class BlockView:
     tenant: TenantId
     evictable: bool
     num_tokens: int
+    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
     """One node of the index. `parent` 0 means that it hangs from its root, another tenant's node that it hangs below a
-    wider scope; `children` counts such trees too. `name` is lower-case hexadecimal."""
+    wider scope; `children` counts such trees too. `name` is lower-case hexadecimal, `expires_ns` None means never."""
 
     node: NodeId
     parent: NodeId
@@ -102,6 +103,9 @@ class PrefixView:
     references: int
     name: str
     children: int
+    priority: int
+    pinned: bool
+    expires_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""The admin service's part for prefixes: pins, priorities, kept branches, and how well the cache does.
+
+Invariant: looking changes nothing, recency neither. A replay of admissions runs beside the event loop, one at a time.
+The tree to look in is derived here from the tenant's secret and a cache key, as for a request of the tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from cachemgr.admin_base import AdminBase, seconds_asked, tokens_asked
+from cachemgr.admin_messages import branch_message, pin_message
+from cachemgr.admin_pages import next_token, page_asked
+from cachemgr.hit_limits import HitLimits, hit_limits
+from cachemgr.ids import TenantId
+from cachemgr.keys import CacheKey, derive_root
+from cachemgr.manager import CacheManager
+from cachemgr.operations import MAX_PRIORITY, cache_key_of
+from common.errors import InvalidArgument, NotFound
+from tessera.admin.v1 import admin_pb2
+
+MAX_PIN: Final = 2**63 - 1
+
+# Method names are those of the RPCs.
+# ruff: noqa: N802
+
+
+class PrefixAdmin(AdminBase):
+    """Kept branches and limits of the hit rate."""
+
+    _replaying: asyncio.Lock | None = None
+
+    async def PinPrefix(self, request: admin_pb2.PinPrefixRequest, _context: Any) -> admin_pb2.PinPrefixResponse:
+        """Keep what is resident of a prefix from eviction."""
+        tokens = tokens_asked(request.token_ids)
+        ttl_ns: int | None = None
+        if request.HasField("ttl_seconds"):
+            ttl_ns = int(seconds_asked("ttl_seconds", request.ttl_seconds) * 1e9) or 1
+        tenant, root, manager = self._tree(request)
+        view = manager.pin(tenant, root=root, tokens=tokens, now_ns=self._clocks.steady_ns(), ttl_ns=ttl_ns)
+        self._note("prefix_pinned", tenant=tenant, pin=view.pin, num_blocks=view.num_blocks)
+        return admin_pb2.PinPrefixResponse(pin=view.pin, pinned_tokens=view.num_tokens, pinned_blocks=view.num_blocks)
+
+    async def UnpinPrefix(self, request: admin_pb2.UnpinPrefixRequest, _context: Any) -> admin_pb2.UnpinPrefixResponse:
+        """End a pin."""
+        if not 1 <= request.pin <= MAX_PIN:
+            raise InvalidArgument("pin", f"is {request.pin}; allowed is 1..{MAX_PIN}")
+        manager = self._manager_now()
+        if manager is None:
+            raise NotFound("there is no such pin")
+        manager.unpin(request.pin)
+        self._note("prefix_unpinned", pin=request.pin)
+        return admin_pb2.UnpinPrefixResponse()
+
+    async def ListPins(self, request: admin_pb2.ListPinsRequest, _context: Any) -> admin_pb2.ListPinsResponse:
+        """A page of pins by id."""
+        page, manager, now = page_asked(request), self._owner.manager, self._clocks.steady_ns()
+        if manager is None:
+            return admin_pb2.ListPinsResponse()
+        found = manager.list_pins(page.after, page.limit)
+        return admin_pb2.ListPinsResponse(
+            pins=[pin_message(view, now) for view in found.items], next_page_token=next_token(found.next_after)
+        )
+
+    async def SetPriority(self, request: admin_pb2.SetPriorityRequest, _context: Any) -> admin_pb2.SetPriorityResponse:
+        """Change the priority of what is resident of a prefix."""
+        tokens = tokens_asked(request.token_ids)
+        if request.priority > MAX_PRIORITY:
+            raise InvalidArgument("priority", f"is {request.priority}; allowed is 0..{MAX_PRIORITY}")
+        tenant, root, manager = self._tree(request)
+        changed = manager.set_priority(tenant, root=root, tokens=tokens, priority=request.priority)
+        self._note("priority_set", tenant=tenant, priority=request.priority, num_tokens=changed)
+        return admin_pb2.SetPriorityResponse(changed_tokens=changed)
+
+    async def ListBranches(
+        self, request: admin_pb2.ListBranchesRequest, _context: Any
+    ) -> admin_pb2.ListBranchesResponse:
+        """A page of kept branches by number; their handles are never shown."""
+        page, manager, now = page_asked(request), self._owner.manager, self._clocks.steady_ns()
+        if manager is None:
+            return admin_pb2.ListBranchesResponse()
+        found = manager.list_branches(page.after, page.limit)
+        return admin_pb2.ListBranchesResponse(
+            branches=[branch_message(view, now) for view in found.items], next_page_token=next_token(found.next_after)
+        )
+
+    async def GetHitRateLimits(
+        self, _request: admin_pb2.GetHitRateLimitsRequest, _context: Any
+    ) -> admin_pb2.GetHitRateLimitsResponse:
+        """Replay the recent admissions."""
+        limits = HitLimits()
+        manager, layout = self._owner.manager, self._owner.layout
+        if manager is not None and layout is not None:
+            if self._replaying is None:
+                self._replaying = asyncio.Lock()
+            async with self._replaying:
+                admissions = manager.recent.copy()
+                limits = await asyncio.to_thread(hit_limits, admissions, self._owner.num_blocks, layout.block_tokens)
+        return admin_pb2.GetHitRateLimitsResponse(
+            admissions=limits.admissions,
+            hit_rate=limits.hit,
+            best_hit_rate=limits.best,
+            infinite_hit_rate=limits.infinite,
+        )
+
+    def _tree(
+        self, request: admin_pb2.PinPrefixRequest | admin_pb2.SetPriorityRequest
+    ) -> tuple[TenantId, bytes, CacheManager]:
+        """Tenant, root and manager of a request. Raises InvalidArgument, or NotFound where nothing can be resident."""
+        tenant = self._known_tenant(request.tenant)
+        key = self._key(tenant, request)
+        manager = self._manager_now()
+        if manager is None:
+            raise NotFound("nothing of this prefix is resident: no decoder has attached yet")
+        return tenant, derive_root(self._tenants.secret(tenant), key), manager
+
+    def _key(self, tenant: TenantId, request: admin_pb2.PinPrefixRequest | admin_pb2.SetPriorityRequest) -> CacheKey:
+        """The key that is meant. Raises InvalidArgument; NotFound where none is given and the tenant used none yet."""
+        if request.HasField("key"):
+            return cache_key_of(request.key, "key")
+        last = self._tenants.seen_keys.last(tenant)
+        if last is None:
+            raise NotFound("nothing of this prefix is resident: the tenant has not acquired anything yet")
+        return last
