@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachemgr.keys import MAX_FIELD_BYTES, ROOT_BYTES, CacheKey, Scope, derive_root
+from cachemgr.ids import TenantId
+from cachemgr.keys import _TAGS, MAX_FIELD_BYTES, ROOT_BYTES, CacheKey, Scope, derive_root, differing_parts
+from cachemgr.results import Acquired, SequenceReport
 from common.errors import InvalidArgument
+from tessera.common.v1 import common_pb2
+from tests.cachemgr.core_rig import Rig, pack
 
 SECRET = bytes(range(32))
 KEY = CacheKey(
@@ -22,22 +26,25 @@ KEY = CacheKey(
     kv_dtype="float32",
     kv_quantization="none",
     layout_version=1,
-    multimodal_digests=(b"m" * 32,),
+    multimodal_digests=(b"m" * 32, b"n" * 32),
     scope=Scope.GROUP,
     scope_name="team",
 )
-FLIPPED = {
-    "weights_digest": b"W" * 32,
-    "revision": "2",
-    "adapter_digest": b"x",
-    "tokenizer_digest": b"T" * 32,
-    "position_digest": b"P" * 32,
-    "attention_digest": b"A" * 32,
-    "kv_dtype": "bfloat16",
-    "kv_quantization": "int8",
-    "layout_version": 2,
-    "multimodal_digests": (b"m" * 32, b"n" * 32),
-    "scope_name": "crew",
+FLIPPED: dict[str, dict[str, object]] = {
+    "weights_digest": {"weights_digest": b"W" * 32},
+    "revision": {"revision": "2"},
+    "adapter_digest": {"adapter_digest": b"x"},
+    "tokenizer_digest": {"tokenizer_digest": b"T" * 32},
+    "position_digest": {"position_digest": b"P" * 32},
+    "attention_digest": {"attention_digest": b"A" * 32},
+    "kv_dtype": {"kv_dtype": "bfloat16"},
+    "kv_quantization": {"kv_quantization": "int8"},
+    "layout_version": {"layout_version": 2},
+    "multimodal_digests": {"multimodal_digests": (b"n" * 32, b"m" * 32)},  # the order is part of the key
+    "multimodal_digests, one more": {"multimodal_digests": (b"m" * 32, b"n" * 32, b"o" * 32)},
+    "multimodal_digests, one less": {"multimodal_digests": (b"m" * 32,)},
+    "scope": {"scope": Scope.PUBLIC, "scope_name": ""},
+    "scope_name": {"scope_name": "crew"},
 }
 
 
@@ -48,21 +55,56 @@ def test_equal_keys_have_one_root() -> None:
     assert len(derive_root(SECRET, KEY)) == ROOT_BYTES
 
 
+def change(name: str) -> CacheKey:
+    """KEY with one field flipped; where the scope is, its name goes too, as a key without a group has none."""
+    return dataclasses.replace(KEY, **FLIPPED[name])
+
+
 @pytest.mark.parametrize("name", sorted(FLIPPED))
 def test_each_field_alone_changes_the_root(name: str) -> None:
-    """Two keys that differ in one field share nothing."""
-    assert derive_root(SECRET, dataclasses.replace(KEY, **{name: FLIPPED[name]})) != derive_root(SECRET, KEY)
+    """Two keys that differ in one field share nothing, and are told apart by that field alone."""
+    assert derive_root(SECRET, change(name)) != derive_root(SECRET, KEY)
+    assert set(differing_parts(KEY, change(name))) == set(FLIPPED[name])
+    assert differing_parts(KEY, dataclasses.replace(KEY)) == ()
 
 
-def test_scope_alone_changes_the_root() -> None:
-    """A private and a public key of the same content share nothing."""
+@pytest.mark.parametrize("name", sorted(FLIPPED))
+def test_each_field_alone_makes_a_resident_prompt_a_miss(name: str) -> None:
+    """Asked of the manager: with everything equal the prompt is a hit; with one part flipped it is a miss."""
+    rig = Rig()
+    prompt = list(range(12))
+
+    def serve(key: CacheKey) -> int:
+        answer = rig.manager.acquire(
+            rig.session, tenant=TenantId("a"), root=derive_root(SECRET, key), tokens=pack(prompt), request_id="r",
+            sample=0, now_ns=0,
+        )  # fmt: skip
+        assert isinstance(answer, Acquired)
+        done = SequenceReport(answer.lease_id, sealed_tokens=12, copied=answer.copy is not None, release=True)
+        rig.report(done)
+        return answer.cached_tokens
+
+    assert serve(KEY) == 0
+    assert serve(dataclasses.replace(KEY)) == len(prompt) - 1
+    assert serve(change(name)) == 0
+    assert serve(change(name)) == len(prompt) - 1
+    assert serve(KEY) == len(prompt) - 1
+
+
+def test_every_pair_of_scopes_is_apart() -> None:
+    """A private, a group's and a public key of the same content share nothing."""
     private, public = (dataclasses.replace(KEY, scope=scope, scope_name="") for scope in (Scope.PRIVATE, Scope.PUBLIC))
     assert len({derive_root(SECRET, key) for key in (private, public, KEY)}) == 3
 
 
 def test_every_field_is_covered_by_the_flips() -> None:
-    """A field that is added to the key must be added to the tests above."""
-    assert {field.name for field in dataclasses.fields(CacheKey)} == {*FLIPPED, "scope"}
+    """A field that is added to the key must be flipped above, has a tag of its own, and is part of what is hashed."""
+    names = {field.name for field in dataclasses.fields(CacheKey)}
+    assert {name.partition(",")[0] for name in FLIPPED} == names
+    assert {tag.name for tag in common_pb2.CacheKey.DESCRIPTOR.fields} == names
+    assert {tag.name: tag.number for tag in common_pb2.CacheKey.DESCRIPTOR.fields} == _TAGS
+    for name in names:
+        assert change(name).canonical() != KEY.canonical()
 
 
 def test_another_secret_has_another_root() -> None:

@@ -166,6 +166,8 @@ class Node:
         manager: CacheManager | None = None,
         arena: np.ndarray | None = None,
         root: bytes = bytes(32),
+        peers: dict[Any, InProcessClient] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
         lateness: Callable[[], int] | None = None,
         **options: Any,
     ) -> None:
@@ -176,11 +178,11 @@ class Node:
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
         self.client: InProcessClient
         if lateness is None:
-            self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root)
+            self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root, peers=peers)
         else:
             self.client = LateClient(self.manager, self.session, tenant="acme", root=root, lateness=lateness)
         self.options = EngineOptions(**{"max_batch": 32, "chunk_tokens": 16, **options})
-        self.engine = Engine(self.model, self.arena, self.client, self.options)
+        self.engine = Engine(self.model, self.arena, self.client, self.options, clock_ns=clock_ns)
         self.sink = RecordingSink()
 
     def _poison(self, blocks: np.ndarray) -> None:
