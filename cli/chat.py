@@ -1,6 +1,7 @@
-"""`tessera chat`: a conversation. Every turn sends the whole history; the cache is what makes that cheap, and it shows.
+"""`tessera chat`: a conversation. The server keeps it between turns, each of which sends the new question alone.
 
-The history lives in this process alone. A turn that failed or was interrupted leaves it as it was.
+All turns are here too, and are sent where the server does not keep them any more (`cli/conversation.py`). A turn that
+failed or was interrupted leaves the conversation as it was.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from cli.client import (
     Numbers,
     add_connection_options,
     add_generation_options,
-    add_turns,
     build_request,
     check_text,
 )
+from cli.conversation import Conversation
 from cli.errors import EXIT_USAGE, CommandError
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
@@ -31,48 +32,38 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     build_request(options)  # refuse what is no text before the first question
     opening = [] if options.system is None else [("system", check_text("--system", options.system))]
-    history = list(opening)
     if sys.stdin.isatty():
         print(HELP)
         _load_line_editing()
     with Client.from_options(options) as client:
+        conversation = Conversation(client, opening, keep=not options.no_cache)
         while (line := _read_line()) is not None:
             if line == "/exit":
                 break
             if line == "/reset":
-                history = list(opening)
+                conversation.forget_handle()
+                conversation = Conversation(client, opening, keep=not options.no_cache)
                 print("forgotten")
             elif line.startswith("/"):
                 print(HELP)
             elif line:
-                history = _take_turn(client, options, history, line)
+                _take_turn(conversation, options, line)
+        conversation.forget_handle()
     return 0
 
 
-def _take_turn(
-    client: Client, options: argparse.Namespace, history: list[tuple[str, str]], line: str
-) -> list[tuple[str, str]]:
-    """Ask, stream the answer, and return the longer history; the old one where the turn failed."""
+def _take_turn(conversation: Conversation, options: argparse.Namespace, line: str) -> None:
+    """Ask and stream the answer; a turn that failed is forgotten."""
+    numbers = Numbers()
     try:
-        asked = [*history, ("user", check_text("your message", line))]
-    except CommandError as error:
-        print(error.message, file=sys.stderr)
-        return history
-    request = build_request(options)
-    add_turns(request, asked)
-    numbers, pieces = Numbers(), list[str]()
-    try:
-        for delta in client.generate(request, numbers):
-            pieces.append(delta.text)
-            print(delta.text, end="", flush=True)
+        for text in conversation.ask(build_request(options), check_text("your message", line), numbers):
+            print(text, end="", flush=True)
     except KeyboardInterrupt:
         print("\n(stopped; this turn is forgotten)")
-        return history
     except CommandError as error:
         print(f"\n{error.message}", file=sys.stderr)
-        return history
-    print(f"\n  [{numbers.describe()}]")
-    return [*asked, ("assistant", "".join(pieces))]
+    else:
+        print(f"\n  [{numbers.describe()}]")
 
 
 def _read_line() -> str | None:

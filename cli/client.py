@@ -10,7 +10,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ import grpc
 from cli.errors import EXIT_USAGE, CommandError
 from cli.failures import explain_failure
 from cli.files import read_authority, read_key
+from common.interceptors import error_from_rpc
 from common.paths import StatePaths, default_state_dir
 from common.rpc import bearer_metadata, open_sync_channel
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -27,18 +28,22 @@ from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate would say more about messages than tokens
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
+DROP_SECONDS = 2.0
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
 
 @dataclass(slots=True)
 class Numbers:
-    """What one request cost; times in seconds as this client saw them."""
+    """What one request cost; times in seconds as this client saw them. `stop` and `session_handle` are those of the
+    sample that ended last."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     ttft_seconds: float = 0.0
     decode_seconds: float = 0.0
+    stop: str = ""
+    session_handle: str = field(default="", repr=False)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -185,9 +190,24 @@ class Client:
                     case "delta":
                         yield response.delta
                         numbers.decode_seconds = now - first if first is not None else 0.0
+                    case "finished":
+                        numbers.stop = response.finished.stop
+                        numbers.session_handle = response.finished.session_handle
                     case "summary":
                         numbers.completion_tokens = response.summary.usage.completion_tokens
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._endpoint, ABSENT, secure=self._secure)) from None
+            raise self._failure(error) from None
         finally:
             call.cancel()
+
+    def drop_session(self, handle: str) -> None:
+        """Have the server keep a conversation no longer. Raises CommandError with what it said."""
+        request = inference_pb2.DropSessionRequest(handle=handle)
+        try:
+            self._stub.DropSession(request, metadata=self._metadata, timeout=DROP_SECONDS)
+        except grpc.RpcError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: grpc.RpcError) -> CommandError:
+        message = explain_failure(error, self._endpoint, ABSENT, secure=self._secure)
+        return CommandError(message, reason=error_from_rpc(error).reason)

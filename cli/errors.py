@@ -8,9 +8,13 @@ EXIT_INTERRUPTED = 130
 
 
 class CommandError(Exception):
-    """A command cannot go on; `message` says what is wrong and what to do. Status 2 means wrong usage, 1 the rest."""
+    """A command cannot go on; `message` says what is wrong and what to do. Status 2 means wrong usage, 1 the rest.
 
-    def __init__(self, message: str, status: int = EXIT_FAILED) -> None:
+    `reason` is the stable name of a server's error; empty for any other.
+    """
+
+    def __init__(self, message: str, status: int = EXIT_FAILED, reason: str = "") -> None:
         super().__init__(message)
+        self.reason = reason
         self.message = message
         self.status = status

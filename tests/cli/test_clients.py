@@ -23,6 +23,13 @@ from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.cli.support import serving, write_key
 
 
+def named_status(code: int, reason: str) -> status_pb2.Status:
+    """A refusal with a reason, as ours are."""
+    status = status_pb2.Status(code=code, message="refused")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="tessera"))
+    return status
+
+
 class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignore[misc,unused-ignore]
     """Answers each request with two deltas and remembers what it was sent."""
 
@@ -30,6 +37,16 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
         self.refuse: status_pb2.Status | None = None
+        self.kept: set[str] = set()
+        self.can_keep = True
+        self.stop = ""
+
+    def DropSession(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """As the real one."""
+        if request.handle not in self.kept:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such conversation")
+        self.kept.remove(request.handle)
+        return inference_pb2.DropSessionResponse()
 
     def Generate(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 - the name is the contract's
         """Stream a fixed answer."""
@@ -37,13 +54,20 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
         self.metadata.append(dict(context.invocation_metadata()))
         if self.refuse is not None:
             context.abort_with_status(rpc_status.to_status(self.refuse))
+        if request.session.handle and request.session.handle not in self.kept:
+            context.abort_with_status(rpc_status.to_status(named_status(5, "BRANCH_NOT_FOUND")))
+        if request.session.keep_seconds and not self.can_keep:
+            context.abort_with_status(rpc_status.to_status(named_status(8, "TOO_MANY_KEPT")))
         yield inference_pb2.GenerateResponse(
             accepted=inference_pb2.Accepted(request_id="r1", prompt_tokens=20, cached_tokens=12)
         )
         for index in range(max(1, request.sampling.n)):
             for text in (f"Hel{index}", "lo"):
                 yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text, token_ids=[1]))
-            yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished(index=index))
+            handle = f"handle{len(self.requests)}" if request.session.keep_seconds else ""
+            self.kept |= {handle} - {""}
+            finished = inference_pb2.Finished(index=index, stop=self.stop, session_handle=handle)
+            yield inference_pb2.GenerateResponse(finished=finished)
         usage = inference_pb2.Usage(prompt_tokens=20, cached_tokens=12, completion_tokens=2)
         yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
 
@@ -294,12 +318,72 @@ def test_leaving_an_answer_early_cancels_it(inference: Inference, tmp_path: Path
 def test_chat_keeps_the_conversation_and_forgets_it_on_reset(
     inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every turn sends all turns before it; /reset keeps the system prompt alone; /exit ends with status 0."""
+    """Every turn sends itself alone, after what the server keeps; /reset keeps the system prompt alone; /exit ends with
+    status 0, and nothing is kept any more."""
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n/help\ntwo\n/reset\nthree\n/exit\nnever\n"))
     assert main(["chat", "--system", "S", *inference[1]]) == 0
-    turns = [[m.content for m in request.chat.messages] for request in inference[0].requests]
-    assert turns == [["S", "one"], ["S", "one", "Hel0lo", "two"], ["S", "three"]]
+    assert asked(inference[0]) == [("", ["S", "one"]), ("handle1", ["two"]), ("", ["S", "three"])]
+    assert {request.session.keep_seconds for request in inference[0].requests} == {600.0}
+    assert inference[0].kept == set()
     assert capsys.readouterr().out.count("12 of them cached") == 3
+
+
+def asked(fake: FakeInference) -> list[tuple[str, list[str]]]:
+    """Of each request the handle and the turns."""
+    return [(r.session.handle, [m.content for m in r.chat.messages]) for r in fake.requests]
+
+
+def chat(inference: Inference, monkeypatch: pytest.MonkeyPatch, lines: list[Any], *flags: str) -> None:
+    """Type lines into a chat; what is callable is called in its place."""
+
+    class Lines(io.StringIO):
+        def readline(self, *sizes: Any) -> str:  # type: ignore[override]
+            while lines and callable(lines[0]):
+                lines.pop(0)()
+            return f"{lines.pop(0)}\n" if lines else ""
+
+    monkeypatch.setattr("sys.stdin", Lines())
+    assert main(["chat", *flags, *inference[1]]) == 0
+
+
+def test_chat_sends_everything_where_the_server_forgot(
+    inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A handle that has expired costs one more message, and no word of it is shown."""
+    fake = inference[0]
+    chat(inference, monkeypatch, ["one", fake.kept.clear, "two", "three"])
+    assert asked(fake) == [
+        ("", ["one"]),
+        ("handle1", ["two"]),
+        ("", ["one", "Hel0lo", "two"]),
+        ("handle3", ["three"]),
+    ]
+    captured = capsys.readouterr()
+    assert captured.err == "" and captured.out.count("Hel0lo") == 3
+
+
+def test_chat_goes_on_where_nothing_more_can_be_kept(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many conversations of the tenant: it works as if there were no handles."""
+    fake = inference[0]
+    fake.can_keep = False
+    chat(inference, monkeypatch, ["one", "two"])
+    answered = [request for request in fake.requests if not request.session.keep_seconds]
+    turns = [[m.content for m in request.chat.messages] for request in answered]
+    assert turns == [["one"], ["one", "Hel0lo", "two"]]
+    assert not any(request.session.handle for request in fake.requests)
+
+
+def test_chat_uses_no_handle_of_an_answer_that_a_stop_string_cut(
+    inference: Inference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server keeps the tokens of the stop string too; the conversation does not. Nor is one kept with --no-cache."""
+    fake = inference[0]
+    fake.stop = "END"
+    chat(inference, monkeypatch, ["one", "two"], "--stop", "END")
+    assert asked(fake) == [("", ["one"]), ("", ["one", "Hel0lo", "two"])] and not fake.kept
+    fake.requests.clear()
+    chat(inference, monkeypatch, ["one"], "--no-cache")
+    assert not fake.requests[0].HasField("session")
 
 
 def test_a_failed_turn_leaves_the_conversation_as_it_was(
