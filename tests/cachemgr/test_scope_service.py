@@ -1,0 +1,300 @@
+"""Scopes over the wire: who may name which, what is refused and how, and waiting by push."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from cachemgr.ids import TenantId
+from cachemgr.keys import CacheKey, Scope
+from cachemgr.scopes import PUBLIC_OWNER, group_owner, resolve_prefix
+from common.errors import InvalidArgument, PermissionDenied
+from common.tokens import pack_tokens
+from tessera.admin.v1 import admin_pb2
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+from tests.cachemgr.daemon_rig import KEY as WIRE_KEY
+from tests.cachemgr.daemon_rig import Rig, SessionClient, acquire_request, report_request, running
+
+KEY = CacheKey(b"w" * 32, "", b"", b"", b"", b"", "float32", "none", 1)
+GROUP, PUBLIC = common_pb2.SCOPE_GROUP, common_pb2.SCOPE_PUBLIC
+SYSTEM = list(range(50, 58))  # two blocks
+PROMPT = [*SYSTEM, 5, 6, 7]
+
+
+def prefix(scope: Any, num_tokens: int = 0, group: str = "") -> common_pb2.ScopePrefix:
+    """A prefix as a request says it."""
+    return common_pb2.ScopePrefix(scope=scope, group=group, num_tokens=num_tokens)
+
+
+class Rules:
+    """Two tenants, one group, and two approved prefixes, one of which begins the other."""
+
+    approved = (pack_tokens(SYSTEM[:4]), pack_tokens(SYSTEM))
+
+    def scope_secret(self, scope: Scope, group: str = "") -> bytes:
+        return f"{scope.name}-{group}".encode().ljust(32, b".")
+
+    def is_member(self, group: str, tenant: TenantId) -> bool:
+        return (group, tenant) == ("team", "a")
+
+    def approved_lengths(self) -> tuple[int, ...]:
+        return (4, 8)
+
+    def is_approved(self, tokens: bytes) -> bool:
+        return tokens in self.approved
+
+
+def resolve(message: common_pb2.ScopePrefix, tenant: str = "a", tokens: list[int] = PROMPT) -> Any:
+    """What becomes of a prefix."""
+    return resolve_prefix(Rules(), TenantId(tenant), KEY, message, pack_tokens(tokens), "acquire.prefix")
+
+
+def test_a_group_covers_what_is_said_or_all_of_the_prompt() -> None:
+    """0 is the whole prompt; the root depends on the group, the key and nothing of the tenant."""
+    assert resolve(prefix(GROUP, 0, "team")).num_tokens == len(PROMPT)
+    span = resolve(prefix(GROUP, 5, "team"))
+    assert (span.owner, span.num_tokens, len(span.root)) == (group_owner("team"), 5, 32)
+    assert span.root == resolve(prefix(GROUP, 9, "team")).root != resolve(prefix(PUBLIC, 8)).root
+
+
+@pytest.mark.parametrize(("group", "tenant"), [("team", "b"), ("none", "a"), ("", "a"), ("x" * 5000, "a")])
+def test_no_member_and_no_group_are_one_answer(group: str, tenant: str) -> None:
+    """Nobody can find out which groups there are."""
+    with pytest.raises(PermissionDenied) as caught:
+        resolve(prefix(GROUP, 4, group), tenant)
+    assert (caught.value.message, caught.value.reason) == ("there is no such group of this tenant", "SCOPE_DENIED")
+
+
+def test_the_public_scope_covers_the_longest_approved_prefix() -> None:
+    """0 is the longest approved one that the prompt begins with; without one nothing is public: no error."""
+    assert (resolve(prefix(PUBLIC)).num_tokens, resolve(prefix(PUBLIC)).owner) == (8, PUBLIC_OWNER)
+    assert resolve(prefix(PUBLIC), tokens=SYSTEM[:6]).num_tokens == 4
+    assert resolve(prefix(PUBLIC), tokens=SYSTEM).num_tokens == 8
+    assert resolve(prefix(PUBLIC), tokens=[1, 2, 3, 4, 5]) is None
+    assert resolve(prefix(PUBLIC), tokens=SYSTEM[:3]) is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 5, 7, 9, 11])
+def test_a_public_prefix_that_is_not_approved_is_refused(num_tokens: int) -> None:
+    """Exactly the approved prefixes may be named; the error has the number and no token."""
+    with pytest.raises(PermissionDenied) as caught:
+        resolve(prefix(PUBLIC, num_tokens))
+    assert caught.value.reason == "PREFIX_NOT_APPROVED"
+    assert str(num_tokens) in caught.value.message
+    assert resolve(prefix(PUBLIC, 8)).num_tokens == 8  # the control
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (prefix(GROUP, 12, "team"), "acquire.prefix.num_tokens"),
+        (prefix(PUBLIC, 2**32 - 1), "acquire.prefix.num_tokens"),
+        (prefix(PUBLIC, 4, "team"), "acquire.prefix.group"),
+        (prefix(common_pb2.SCOPE_PRIVATE, 4), "acquire.prefix.scope"),
+        (prefix(common_pb2.SCOPE_UNSPECIFIED), "acquire.prefix.scope"),
+        (prefix(9, 4), "acquire.prefix.scope"),
+    ],
+)
+def test_a_malformed_prefix_is_refused_by_its_field(message: common_pb2.ScopePrefix, field: str) -> None:
+    """Wrong scopes, names where none is allowed, and more tokens than the prompt has."""
+    with pytest.raises(InvalidArgument) as caught:
+        resolve(message)
+    assert caught.value.field == field
+
+
+# ---- over the wire
+
+
+def run(body: Any, **options: Any) -> None:
+    async def inside() -> None:
+        async with running(**{"pool_blocks": 64, **options}) as rig:
+            await body(rig)
+
+    asyncio.run(inside())
+
+
+async def tenants(rig: Rig, *names: str) -> list[bytes]:
+    """New tenants; a grant of each."""
+    grants = []
+    for name in names:
+        await rig.admin.CreateTenant(admin_pb2.CreateTenantRequest(tenant=name))
+        key = (await rig.admin.CreateKey(admin_pb2.CreateKeyRequest(tenant=name))).key
+        grants.append(await rig.grant(key))
+    return grants
+
+
+async def serve(decoder: SessionClient, grant: bytes, tokens: list[int], **fields: Any) -> int:
+    """A whole request; its cached tokens."""
+    acquired = await lease(decoder, grant, tokens, **fields)
+    done = {"lease_id": acquired.lease_id, "sealed_tokens": len(tokens), "copied": True, "release": True}
+    assert not (await decoder.ask(report=report_request(done))).report.refusals
+    return int(acquired.cached_tokens)
+
+
+async def lease(decoder: SessionClient, grant: bytes, tokens: list[int], **fields: Any) -> cache_pb2.AcquireResponse:
+    """A granted lease."""
+    answer = await decoder.ask(acquire=acquire_request(grant, tokens, **fields))
+    assert answer.acquire.lease_id, answer
+    return answer.acquire
+
+
+async def refusal(decoder: SessionClient, grant: bytes, tokens: list[int], **fields: Any) -> cache_pb2.Failure:
+    """The failure of an acquire."""
+    answer = await decoder.ask(acquire=acquire_request(grant, tokens, **fields))
+    assert answer.WhichOneof("result") == "failure", answer
+    return answer.failure
+
+
+def test_an_approved_prefix_is_shared_and_the_tails_are_not() -> None:
+    """Before the approval it is refused; after it two tenants share it, and a withdrawal ends that."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        first, second = await tenants(rig, "a", "b")
+        public = {"prefix": prefix(PUBLIC, len(SYSTEM))}
+        denied = await refusal(decoder, first, PROMPT, **public)
+        assert (denied.code, denied.reason) == (grpc.StatusCode.PERMISSION_DENIED.value[0], "PREFIX_NOT_APPROVED")
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=SYSTEM))
+        assert await serve(decoder, first, PROMPT, **public) == 0
+        assert await serve(decoder, second, PROMPT, **public) == len(SYSTEM)
+        assert await serve(decoder, first, PROMPT, **public) == len(PROMPT) - 1
+        assert await serve(decoder, second, PROMPT, prefix=prefix(PUBLIC)) == len(PROMPT) - 1
+        assert await serve(decoder, second, PROMPT) == 0  # private: nothing of the scope
+        await rig.admin.WithdrawPrefix(admin_pb2.WithdrawPrefixRequest(name="system"))
+        assert (await refusal(decoder, first, PROMPT, **public)).reason == "PREFIX_NOT_APPROVED"
+        assert await rig.is_quiet()
+
+    run(body)
+
+
+def test_a_group_is_its_members_alone() -> None:
+    """Members share; others, and those who were removed, get one and the same refusal, and never a hit."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        first, second, stranger = await tenants(rig, "a", "b", "c")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a", "b"]))
+        team = {"prefix": prefix(GROUP, 8, "team")}
+        assert await serve(decoder, first, PROMPT, **team) == 0
+        assert await serve(decoder, second, PROMPT, **team) == 8
+        denied = await refusal(decoder, stranger, PROMPT, **team)
+        unknown = await refusal(decoder, stranger, PROMPT, prefix=prefix(GROUP, 8, "nobody"))
+        assert denied == unknown
+        assert denied.code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        await rig.admin.UpdateGroup(admin_pb2.UpdateGroupRequest(group="team", remove_tenants=["b"]))
+        assert await refusal(decoder, second, PROMPT, **team) == denied
+        # What was admitted before goes on, privately.
+        again = await lease(decoder, second, PROMPT, resumed=True, **team)
+        assert again.cached_tokens == 0
+        assert await serve(decoder, first, PROMPT, **team) == len(PROMPT) - 1
+        await rig.admin.DeleteGroup(admin_pb2.DeleteGroupRequest(group="team"))
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a"]))
+        assert await serve(decoder, first, PROMPT, **team) == 0  # another group of the same name
+
+    run(body)
+
+
+def test_a_request_goes_on_in_its_scope_when_it_resumes() -> None:
+    """A preempted request finds its prefix and its own tail again, generated tokens included; none is shared."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        first, second = await tenants(rig, "a", "b")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a", "b"]))
+        said = [*PROMPT, 1, 2, 3, 4, 5, 6, 7]
+        team = {"prefix": prefix(GROUP, len(PROMPT), "team")}
+        assert await serve(decoder, first, PROMPT, **team) == 0
+        assert await serve(decoder, first, said, resumed=True, **team) == len(PROMPT)
+        assert await serve(decoder, first, said, resumed=True, **team) == len(said) - 1
+        assert await serve(decoder, second, said, **team) == 8
+        assert await serve(decoder, second, said, prefix=prefix(GROUP, len(said), "team")) == 8
+
+    run(body)
+
+
+@pytest.mark.parametrize("field", [field.name for field in common_pb2.CacheKey.DESCRIPTOR.fields])
+def test_every_part_of_the_key_arrives(field: str) -> None:
+    """Each field of the wire's key, changed alone, makes a resident prompt a miss; the scope is said elsewhere."""
+    other = common_pb2.CacheKey()
+    other.CopyFrom(WIRE_KEY)
+    number = common_pb2.CacheKey.DESCRIPTOR.fields_by_name[field]
+    if field == "multimodal_digests":
+        other.multimodal_digests.append(b"m" * 32)
+    elif field not in ("scope", "scope_name"):
+        setattr(
+            other,
+            field,
+            {number.CPPTYPE_STRING: "x"}.get(number.cpp_type, 7) if number.type != number.TYPE_BYTES else b"x",
+        )
+
+    async def body(rig: Rig) -> None:
+        decoder, grant = await rig.attach(), await rig.grant()
+        assert await serve(decoder, grant, PROMPT) == 0
+        if field == "scope":
+            other.scope = GROUP
+            assert "acquire.key.scope" in (await refusal(decoder, grant, PROMPT, key=other)).message
+        elif field == "scope_name":
+            other.scope_name = "team"
+            assert "key.scope_name" in (await refusal(decoder, grant, PROMPT, key=other)).message
+        else:
+            assert await serve(decoder, grant, PROMPT, key=other) == 0
+        assert await serve(decoder, grant, PROMPT) == len(PROMPT) - 1
+
+    run(body)
+
+
+def test_a_wait_is_answered_by_a_push() -> None:
+    """Two decoders: the second is told to wait, and told when the first has sealed what they share."""
+
+    async def body(rig: Rig) -> None:
+        first, second, grant = await rig.attach(), await rig.attach(name="d1"), await rig.grant()
+        held = await lease(first, grant, PROMPT)
+        answer = await second.ask(acquire=acquire_request(grant, PROMPT, request_id="r2", may_wait=True))
+        waiting = answer.acquire.waiting
+        assert (answer.acquire.lease_id, waiting.resident_tokens, waiting.coming_tokens) == (0, 0, 8)
+        await first.ask(report=report_request({"lease_id": held.lease_id, "sealed_tokens": 8}))
+        push = await second.push()
+        assert push.prefix_ready.wait_id == waiting.wait_id
+        again = await second.ask(acquire=acquire_request(grant, PROMPT, request_id="r2", may_wait=True))
+        assert again.acquire.cached_tokens == 8
+        assert (await rig.snapshot()).waits == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("end", ["release", "close", "cut"])
+def test_a_wait_ends_with_its_producer(end: str) -> None:
+    """A lease that ends, a decoder that closes its stream and one whose stream breaks all end the wait at once."""
+
+    async def body(rig: Rig) -> None:
+        first, second, grant = await rig.attach(), await rig.attach(name="d1"), await rig.grant()
+        held = await lease(first, grant, PROMPT)
+        answer = await second.ask(acquire=acquire_request(grant, PROMPT, request_id="r2", may_wait=True))
+        if end == "release":
+            await first.ask(report=report_request({"lease_id": held.lease_id, "release": True}))
+        elif end == "close":
+            await first.close()
+        else:
+            first.call.cancel()
+        push = await asyncio.wait_for(second.push(), 10)
+        assert push.prefix_ready.wait_id == answer.acquire.waiting.wait_id
+
+    run(body)
+
+
+def test_nobody_is_told_to_wait_for_another_tenant() -> None:
+    """The same prompt of another tenant is leased at once; of the same tenant it waits."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        first, second = await tenants(rig, "a", "b")
+        await lease(decoder, first, PROMPT)
+        assert (await lease(decoder, second, PROMPT, may_wait=True)).cached_tokens == 0
+        answer = await decoder.ask(acquire=acquire_request(first, PROMPT, may_wait=True))
+        assert answer.acquire.waiting.wait_id
+
+    run(body)
