@@ -39,7 +39,7 @@ class PrefixAdmin(AdminBase):
             ttl_ns = int(seconds_asked("ttl_seconds", request.ttl_seconds) * 1e9) or 1
         tenant, root, manager = self._tree(request)
         view = manager.pin(tenant, root=root, tokens=tokens, now_ns=self._clocks.steady_ns(), ttl_ns=ttl_ns)
-        self._note("prefix_pinned", tenant=tenant, pin=view.pin, num_blocks=view.num_blocks)
+        self._log.info("prefix_pinned", tenant=tenant, pin=view.pin, num_blocks=view.num_blocks)
         return admin_pb2.PinPrefixResponse(pin=view.pin, pinned_tokens=view.num_tokens, pinned_blocks=view.num_blocks)
 
     async def UnpinPrefix(self, request: admin_pb2.UnpinPrefixRequest, _context: Any) -> admin_pb2.UnpinPrefixResponse:
@@ -50,7 +50,7 @@ class PrefixAdmin(AdminBase):
         if manager is None:
             raise NotFound("there is no such pin")
         manager.unpin(request.pin)
-        self._note("prefix_unpinned", pin=request.pin)
+        self._log.info("prefix_unpinned", pin=request.pin)
         return admin_pb2.UnpinPrefixResponse()
 
     async def ListPins(self, request: admin_pb2.ListPinsRequest, _context: Any) -> admin_pb2.ListPinsResponse:

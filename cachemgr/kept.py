@@ -57,7 +57,7 @@ def keep(state: CacheState, session: Session, lease: Lease, wanted: Keep, now_ns
     state.pool.unhold(lease.table[num_blocks : lease.num_blocks].copy())
     state.waits.leave(lease)
     hold = replace(lease, session_id=NO_SESSION, table=lease.table[:num_blocks].copy(), num_blocks=num_blocks)
-    state.kept.add(wanted.name, hold, now_ns + wanted.ttl_ns)
+    _note_kept(state, state.kept.add(wanted.name, hold, now_ns + wanted.ttl_ns))
     state.forget(lease)
     return Kept(lease.lease_id, wanted.name, hold.num_tokens)
 
@@ -104,7 +104,7 @@ def fork(state: CacheState, tenant: TenantId, name: bytes, names: Sequence[bytes
         state.pool.hold(hold.blocks)
         copied = replace(hold, tokens=bytearray(hold.tokens), table=hold.blocks.copy(), parent=hold.lease_id)
         copied.lease_id = state.book.next_lease_id()
-        state.kept.add(new, copied, now_ns + ttl_ns)
+        _note_kept(state, state.kept.add(new, copied, now_ns + ttl_ns))
     state.revision += 1
     return hold.num_tokens
 
@@ -251,9 +251,17 @@ def _end(state: CacheState, branch: KeptBranch) -> None:
     hold = branch.hold
     _drop_holds(state, hold)
     state.kept.remove(branch)
+    state.events.add("branch_ended", state.now_ns, owner=hold.owner, branch=branch.branch_id)
     state.index.forest.forget_if_empty(hold.tree)
     if hold.prefix_tree is not None:
         state.index.forest.forget_if_empty(hold.prefix_tree)
+
+
+def _note_kept(state: CacheState, branch: KeptBranch) -> None:
+    hold = branch.hold
+    state.events.add(
+        "branch_kept", state.now_ns, owner=hold.owner, branch=branch.branch_id, num_tokens=hold.num_tokens
+    )
 
 
 def _check_name(state: CacheState, name: bytes) -> None:

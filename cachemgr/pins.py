@@ -59,6 +59,7 @@ def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns:
     num_tokens = len(found.blocks) * state.block_tokens + found.num_tail_tokens
     made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, NEVER if ttl_ns is None else now_ns + ttl_ns)
     state.pins[made.pin_id] = made
+    state.events.add("pin_made", now_ns, owner=owner, blocks=made.blocks, pin=made.pin_id)
     state.revision += 1
     return made
 
@@ -138,6 +139,7 @@ def _end_of(state: CacheState, found: Match) -> Node | None:
 def _let_go(state: CacheState, ended: Pin) -> None:
     """Drops the holds of a pin that is over. A tail that something longer covers by now goes at once."""
     last = int(ended.blocks[-1])
+    state.events.add("pin_ended", state.now_ns, owner=ended.owner, blocks=ended.blocks, pin=ended.pin_id)
     state.let_go(ended.blocks)
     if state.pool.published[last]:
         state.discard(state.index.drop_superseded(last))
