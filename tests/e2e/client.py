@@ -75,6 +75,8 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)
     reason: int | None = None
     stop: str = ""
+    handle: str = ""
+    session_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -153,6 +155,7 @@ class Stream:
                 if not event.finished.reason:
                     raise AssertionError("a finish without a reason")
                 sample.reason, sample.stop = event.finished.reason, event.finished.stop
+                sample.handle, sample.session_tokens = event.finished.session_handle, event.finished.session_tokens
             case "summary":
                 self.summary = event.summary
             case other:

@@ -97,6 +97,10 @@ class Admin:
         """Every attached decoder."""
         return self._pages("ListSessions", admin_pb2.ListSessionsRequest(page_size=1000), "sessions")
 
+    def branches(self) -> list[admin_pb2.Branch]:
+        """Every kept conversation."""
+        return self._pages("ListBranches", admin_pb2.ListBranchesRequest(page_size=1000), "branches")
+
     def violations(self) -> list[str]:
         """What CheckIntegrity finds broken."""
         answer = self.call("CheckIntegrity", admin_pb2.CheckIntegrityRequest())
@@ -284,6 +288,8 @@ class Node:
             for name in ("active_blocks", "credit_blocks", "leases", "quarantined_blocks", "queued_requests")
             if getattr(now, name)
         ]
+        if now.kept_branches:
+            reasons.append(f"kept_branches = {now.kept_branches}")
         if now.free_blocks + now.cached_blocks != now.total_blocks:
             reasons.append(f"free {now.free_blocks} + cached {now.cached_blocks} != total {now.total_blocks}")
         return reasons
