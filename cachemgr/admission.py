@@ -17,6 +17,7 @@ from cachemgr.keys import ROOT_BYTES
 from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
 from cachemgr.leases import Lease, Session, to_wire
 from cachemgr.radix import Match
+from cachemgr.relief import relieve
 from cachemgr.results import Acquired, CopyPlan, ScopeSpan, Waiting
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, ResourceExhausted
@@ -73,7 +74,7 @@ def acquire(
             usable=pool.num_blocks,
             reason="EXCEEDS_POOL",
         )
-    prefix_blocks = whole_blocks(state, prefix)
+    prefix_blocks = 0 if prefix is None else whole_blocks(state, prefix)
     key = root
     if prefix is not None and prefix_blocks:
         key = tail_key(state, root, prefix, prefix_blocks, tokens)
@@ -106,9 +107,8 @@ def acquire(
     if fresh > room - source_room or fresh - shared > left - source_room:
         # The source of the copy may be the very block that is missing: then its tokens are computed again.
         source = rest = source_room = 0
-    if (fresh > room and kept.relieve(state, fresh - room, besides=blocks, last=branch)) or (
-        fresh - shared > left
-        and kept.relieve(state, fresh - shared - left, besides=blocks, last=branch, owner=owner)
+    if (fresh > room and relieve(state, fresh - room, besides=blocks, last=branch)) or (
+        fresh - shared > left and relieve(state, fresh - shared - left, besides=blocks, last=branch, owner=owner)
     ):
         return acquire(
             state,
@@ -144,7 +144,10 @@ def acquire(
         new = np.concatenate((wider, state.allocate(fresh - shared, owner)))
     else:
         new = state.allocate(fresh, owner)
-    tree, prefix_tree = trees_of(state, owner, root, key, prefix, prefix_blocks)
+    if prefix is None or not prefix_blocks:
+        tree, prefix_tree = index.forest.tree(owner, root), None
+    else:
+        tree, prefix_tree = trees_of(state, owner, root, key, prefix, prefix_blocks)
     table = np.concatenate((blocks, new)) if len(blocks) else new
     copy = CopyPlan(source, int(new[0]), rest) if source else None
     whole_tokens = len(blocks) * state.block_tokens
@@ -172,7 +175,8 @@ def acquire(
         ttl_ns=ttl_ns,
     )
     state.book.add(lease)
-    state.waits.enter(lease)
+    if num_tokens - lease.granted >= state.block_tokens:
+        state.waits.enter(lease)
     state.events.add(
         "lease_granted",
         now_ns,

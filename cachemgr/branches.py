@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachemgr.ids import BlockRun, LeaseId, SessionId
-from cachemgr.kept import relieve
 from cachemgr.layers import cut, own_tail, owner_at, shorten
 from cachemgr.leases import Lease, to_wire
+from cachemgr.relief import relieve
 from cachemgr.results import Branch, CopyPlan
 from cachemgr.sealing import publish_tail
 from cachemgr.state import CacheState

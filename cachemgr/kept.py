@@ -2,9 +2,8 @@
 
 Invariants: a kept branch never writes; its blocks are the leading ones of its token record, shared like those of any
 fork; another tenant's branch, one of another cache key, one that is over and one that never was are one and the same
-NOT_FOUND. Where blocks lack, kept branches give way to work: expired ones end, then the *holds* of the oldest are
-dropped while their tokens stay, so that continuing computes again what is gone by then. Called by `manager.py`,
-`reports.py`, `admission.py` and `branches.py`; it draws no handle and knows no clock.
+NOT_FOUND. Where blocks lack, kept branches give way to work (`relief.py`). Called by `manager.py`, `reports.py`,
+`admission.py` and `upkeep.py`; it draws no handle and knows no clock.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import NO_SESSION, KeptBranch
 from cachemgr.layers import shorten
 from cachemgr.leases import Lease, Session
-from cachemgr.nodes import NO_BLOCKS, Tree
+from cachemgr.nodes import Tree
 from cachemgr.radix import Match
+from cachemgr.relief import cut_holds, drop_holds
 from cachemgr.results import Keep, Kept, ScopeSpan
 from cachemgr.state import CacheState
 from common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
@@ -117,7 +115,7 @@ def rollback(state: CacheState, tenant: TenantId, name: bytes, num_tokens: int, 
     sealed = min(hold.sealed, num_tokens)
     if sealed < hold.prefix_blocks * state.block_tokens:
         sealed -= sealed % state.block_tokens  # of a wider scope's block, a part is nothing that a tenant holds
-    _cut_holds(state, hold, -(-sealed // state.block_tokens))
+    cut_holds(state, hold, -(-sealed // state.block_tokens))
     hold.sealed = sealed
     hold.committed = 0
     del hold.tokens[num_tokens * TOKEN_BYTES :]
@@ -172,7 +170,7 @@ def lies_in(branch: KeptBranch, key: bytes, prefix_blocks: int) -> bool:
     return branch.hold.tree.root_key == key and branch.hold.prefix_blocks == prefix_blocks
 
 
-# ---- giving way
+# ---- ending
 
 
 def expire(state: CacheState, now_ns: int) -> int:
@@ -192,64 +190,9 @@ def end_all(state: CacheState, owner: int, trees: Sequence[Tree]) -> None:
             _end(state, branch)
 
 
-def relieve(
-    state: CacheState, missing: int, *, besides: BlockRun = NO_BLOCKS, last: KeptBranch | None = None, owner: int = 0
-) -> bool:
-    """Drops holds of the oldest branches (of one owner, or of all) until `missing` blocks more can be had, `besides`
-    not counted, the branch `last` after all others. Where all holds together would not do, it changes nothing: False.
-    """
-    chosen = [item for item in state.kept.branches.values() if item.hold.num_blocks and owner in (0, item.hold.owner)]
-    if not chosen or _count_loose(state, chosen, besides) < missing:
-        return False
-    chosen.sort(key=lambda branch: branch is last)  # stable: the oldest first
-    before = _room_besides(state, besides)
-    for branch in chosen:
-        _drop_holds(state, branch.hold)
-        if _room_besides(state, besides) - before >= missing:
-            break
-    state.revision += 1
-    return True
-
-
-def _room_besides(state: CacheState, besides: BlockRun) -> int:
-    return state.room - state.pool.count_idle(besides)
-
-
-def _count_loose(state: CacheState, chosen: Sequence[KeptBranch], besides: BlockRun) -> int:
-    """Blocks that nobody but the chosen branches holds."""
-    kept, pool = state.kept, state.pool
-    holds = kept.holds
-    if len(chosen) < len(kept):
-        holds = np.zeros_like(holds)
-        for branch in chosen:
-            holds[branch.hold.blocks] += 1
-    loose = (holds > 0) & (pool.references == holds + pool.published)
-    loose[besides] = False
-    return int(np.count_nonzero(loose))
-
-
-def _drop_holds(state: CacheState, hold: Lease) -> None:
-    _cut_holds(state, hold, 0)
-    hold.sealed = hold.committed = 0
-
-
-def _cut_holds(state: CacheState, hold: Lease, num_blocks: int) -> None:
-    """Lets go of all blocks after the first `num_blocks` of the table."""
-    dropped = hold.table[num_blocks : hold.num_blocks].copy()
-    if not len(dropped):
-        return
-    published = hold.num_published
-    hold.num_blocks = num_blocks
-    hold.num_published = min(published, num_blocks)
-    state.kept.holds[dropped] -= 1
-    state.pool.unhold(dropped)
-    if published > num_blocks:
-        state.rest(hold, published)
-
-
 def _end(state: CacheState, branch: KeptBranch) -> None:
     hold = branch.hold
-    _drop_holds(state, hold)
+    drop_holds(state, hold)
     state.kept.remove(branch)
     state.events.add("branch_ended", state.now_ns, owner=hold.owner, branch=branch.branch_id)
     state.index.forest.forget_if_empty(hold.tree)
@@ -259,9 +202,7 @@ def _end(state: CacheState, branch: KeptBranch) -> None:
 
 def _note_kept(state: CacheState, branch: KeptBranch) -> None:
     hold = branch.hold
-    state.events.add(
-        "branch_kept", state.now_ns, owner=hold.owner, branch=branch.branch_id, num_tokens=hold.num_tokens
-    )
+    state.events.add("branch_kept", state.now_ns, owner=hold.owner, branch=branch.branch_id, num_tokens=hold.num_tokens)
 
 
 def _check_name(state: CacheState, name: bytes) -> None:

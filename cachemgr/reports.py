@@ -12,8 +12,9 @@ import numpy as np
 
 from cachemgr.blocks import NO_OWNER
 from cachemgr.ids import BlockArray, BlockRun, SessionId
-from cachemgr.kept import keep, relieve
+from cachemgr.kept import keep
 from cachemgr.leases import Deferred, Lease, Session, to_wire
+from cachemgr.relief import relieve
 from cachemgr.results import Kept, Refusal, Replacement, Reported, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
