@@ -137,8 +137,7 @@ def acquire(
     pool.hold_published(blocks, num_idle)
     if source:
         pool.hold_one(source)
-    if found.node is not None:
-        index.touch(found.node, priority, state.expiry(ttl_ns))
+    index.use(found, priority, state.expiry(ttl_ns))
     if prefix is not None and shared:
         wider = state.allocate(shared, state.owner_of(prefix.owner))
         new = np.concatenate((wider, state.allocate(fresh - shared, owner)))

@@ -109,7 +109,9 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
     def away(self, session: SessionId, now_ns: int) -> None:
         """The stream of a session broke: everything stays as it is for the grace time, and it can do nothing but
         `resume`. Raises FailedPrecondition where it is over."""
+        self._state.now_ns = now_ns
         self._state.book.leave(session, now_ns)
+        self._state.events.add("session_away", now_ns, session=session)
         self._state.waits.session_left(session)
 
     def resume(self, session: SessionId, held: Sequence[Held], credit: BlockArray, now_ns: int) -> Resumed:
@@ -120,7 +122,9 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         Raises FailedPrecondition where the session is over; InvalidArgument where the credit is not the session's.
         """
         self._state.now_ns = now_ns
-        return resuming.resume(self._state, session, held, credit, now_ns)
+        resumed = resuming.resume(self._state, session, held, credit, now_ns)
+        self._state.events.add("session_resumed", now_ns, session=session)
+        return resumed
 
     @property
     def fenced_operations(self) -> int:
@@ -274,6 +278,11 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         """
         self._state.book.renew(session, now_ns)
         branches.commit(self._state, session, lease, num_tokens)
+
+    def kept_scope(self, tenant: TenantId, name: bytes, *, now_ns: int) -> TenantId | None:
+        """Whose the scope is that a kept branch was begun in; None for the tenant itself. Raises NotFound."""
+        span = kept.span_of(self._state, kept.find(self._state, tenant, name, now_ns), 0)
+        return None if span is None else span.owner
 
     def fork_kept(self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> int:
         """More kept branches of one, under `names`; they share every block. Returns how many tokens each has.

@@ -7,6 +7,7 @@ a time. It holds no state of its own.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.results import Keep, Reported, ScopeSpan, SequenceReport, Waiting
-from cachemgr.scopes import resolve_prefix
+from cachemgr.scopes import check_owner, resolve_prefix
 from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
@@ -64,6 +65,9 @@ class Operations:
         check_most("acquire.priority", request.priority, MAX_PRIORITY)
         ttl_ns = check_ttl("acquire.ttl_seconds", request.ttl_seconds)
         prefix = self._prefix(tenant, key, request)
+        base = self._handles.name_of(request.base_handle) if request.base_handle else b""
+        if base and not request.resumed:
+            check_owner(self._tenants, tenant, manager.kept_scope(tenant, base, now_ns=self._clocks.steady_ns()))
         try:
             acquired = manager.acquire(
                 session,
@@ -79,7 +83,7 @@ class Operations:
                 ttl_ns=ttl_ns,
                 prefix=prefix,
                 may_wait=request.may_wait,
-                base=self._handles.name_of(request.base_handle) if request.base_handle else b"",
+                base=base,
                 base_tokens=request.base_tokens,
                 will_keep=request.will_keep,
                 now_ns=self._clocks.steady_ns(),
@@ -185,6 +189,20 @@ class Operations:
             if request.resumed:
                 return None
             raise
+
+    def identity_of(self, held: cache_pb2.HeldSequence) -> tuple[TenantId, bytes, ScopeSpan | None]:
+        """Tenant, root and prefix of a sequence that an earlier daemon leased; whatever became of its grant since.
+
+        Raises Unauthenticated for a grant that was never one, NotFound for a tenant that is gone, InvalidArgument.
+        """
+        grant = self._signer.verify(held.grant, self._clocks.steady_ns(), accepted_before=True)
+        self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns(), admitted=True)
+        key = cache_key_of(held.key)
+        prefix = None
+        if held.HasField("prefix"):
+            with contextlib.suppress(PermissionDenied):
+                prefix = resolve_prefix(self._tenants, grant.tenant, key, held.prefix, held.tokens, "resume.prefix")
+        return grant.tenant, derive_root(self._tenants.secret(grant.tenant), key), prefix
 
     def _tenant_and_root(
         self, session: SessionId, request: cache_pb2.AcquireRequest

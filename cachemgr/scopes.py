@@ -54,7 +54,7 @@ def resolve_prefix(
         raise InvalidArgument(f"{field}.num_tokens", f"is {num_tokens}; allowed are 0..{most}, the prompt's tokens")
     if prefix.scope == common_pb2.SCOPE_GROUP:
         if not rules.is_member(prefix.group, tenant):
-            raise PermissionDenied("there is no such group of this tenant", reason="SCOPE_DENIED")
+            raise _scope_denied()
         return group_span(rules, key, prefix.group, num_tokens or most)
     if prefix.scope != common_pb2.SCOPE_PUBLIC:
         raise InvalidArgument(f"{field}.scope", "allowed are the group and the public scope")
@@ -68,6 +68,12 @@ def resolve_prefix(
             f"the first {num_tokens} tokens of the prompt are no approved prefix", reason="PREFIX_NOT_APPROVED"
         )
     return public_span(rules, key, num_tokens)
+
+
+def check_owner(rules: ScopeRules, tenant: TenantId, owner: TenantId | None) -> None:
+    """Whether a tenant may go on below blocks of a scope's `owner` (None: its own). Raises PermissionDenied."""
+    if owner is not None and owner != PUBLIC_OWNER and not rules.is_member(owner.partition(":")[2], tenant):
+        raise _scope_denied()
 
 
 def longest_approved(rules: ScopeRules, tokens: bytes) -> int:
@@ -89,3 +95,7 @@ def public_span(rules: ScopeRules, key: CacheKey, num_tokens: int) -> ScopeSpan:
     """The first tokens in the public scope. The caller has checked the approval."""
     wider = replace(key, scope=Scope.PUBLIC, scope_name="")
     return ScopeSpan(PUBLIC_OWNER, derive_root(rules.scope_secret(Scope.PUBLIC), wider), num_tokens)
+
+
+def _scope_denied() -> PermissionDenied:
+    return PermissionDenied("there is no such group of this tenant", reason="SCOPE_DENIED")

@@ -298,3 +298,24 @@ def test_nobody_is_told_to_wait_for_another_tenant() -> None:
         assert answer.acquire.waiting.wait_id
 
     run(body)
+
+
+def test_a_kept_conversation_goes_on_in_its_group_while_its_tenant_is_a_member() -> None:
+    """The continuation names no scope and finds prefix and tail; who was removed reaches neither."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        first, second = await tenants(rig, "a", "b")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a", "b"]))
+        team = {"prefix": prefix(GROUP, len(SYSTEM), "team")}
+        held = await lease(decoder, first, PROMPT, **team)
+        done = {"lease_id": held.lease_id, "sealed_tokens": len(PROMPT), "release": True, "keep_seconds": 60.0}
+        handle = (await decoder.ask(report=report_request(done))).report.kept[0].handle
+        assert await serve(decoder, second, PROMPT, **team) == len(SYSTEM)
+        more = await lease(decoder, first, [1, 2, 3], base_handle=handle)
+        assert more.cached_tokens == len(PROMPT)
+        await rig.admin.UpdateGroup(admin_pb2.UpdateGroupRequest(group="team", remove_tenants=["a"]))
+        assert (await refusal(decoder, first, [1, 2, 3], base_handle=handle)).reason == "SCOPE_DENIED"
+        assert (await refusal(decoder, second, [1, 2, 3], base_handle=handle)).reason == "BRANCH_NOT_FOUND"
+
+    run(body)
