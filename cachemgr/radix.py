@@ -89,6 +89,15 @@ class PrefixIndex:
             break
         return Match(join_runs(runs), 0, 0, node)
 
+    def use(self, found: Match, priority: int, expires_ns: int = NEVER) -> None:
+        """A use of what was found, as `touch`. A node that goes on after it is left as it is: what is not used there
+        grows no younger, and the rest is held until its sequence ends, which touches it."""
+        node = found.node
+        if node is not None and len(found.blocks) < node.end and not node.tail:
+            node = node.parent
+        if node is not None:
+            self.touch(node, priority, expires_ns)
+
     def touch(self, node: Node, priority: int, expires_ns: int = NEVER) -> None:
         """A use of a path, also through the wider tree that it hangs below: its nodes become the most recently used;
         their priority rises to `priority`, their expiry to `expires_ns`."""
