@@ -99,7 +99,7 @@ def _hang(state: CacheState, found: Recovered, accept: Callable[[TenantId], bool
             continue
         node = forest.add_child(parent, edge, blocks, priorities[number], tail=tail, expires_ns=expiries[number])
         if state.weak_names is not None:
-            state.weak_names.add(tree.root_key, above, edge, blocks)
+            state.weak_names.add(tree.root_key, 0 if parent is tree.root else above, edge, blocks)
         yield number, node
     for tree in trees.values():
         forest.forget_if_empty(tree)

@@ -33,6 +33,7 @@ class Claim:
     priority: int = 50
     ttl_ns: int = 0
     prefix: ScopeSpan | None = None
+    valid: bool = True  # whether it is known whose it is
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +57,8 @@ def plan_claim(
     bytes_each = state.index.block_bytes
     table = held.blocks.astype(np.intp)
     numbers: list[int] = table.tolist()
+    if not item.valid:
+        return None
     num_tokens, sealed = len(held.tokens) // TOKEN_BYTES, held.sealed_tokens
     fits = 0 <= sealed <= min(num_tokens, len(table) * size) and num_tokens > 0 and numbers != []
     if not fits or len(set(numbers)) != len(numbers):

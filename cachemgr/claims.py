@@ -121,6 +121,7 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
         priority=item.priority,
         granted_ns=now_ns,
         root=item.root,
+        ttl_ns=item.ttl_ns,
         committed=plan.committed,
         prefix_tree=prefix_tree,
         prefix_blocks=prefix_blocks,

@@ -30,6 +30,7 @@ from cachemgr.pool_owner import PoolOwner, PoolSize
 from cachemgr.roles import ADMIN_SERVICE, Role, RoleInterceptor
 from cachemgr.service import CACHE_SERVICE, CREDENTIAL_SERVICE, CacheService, CredentialService
 from cachemgr.sessions import Sessions
+from cachemgr.succession import Succession
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from cachemgr.watchdog import Watchdog
@@ -49,6 +50,7 @@ TICK_SECONDS: Final = 1.0
 LOOKS_PER_DEADLINE: Final = 8
 DRAIN_POLL_SECONDS: Final = 0.02
 STOP_GRACE_SECONDS: Final = 0.5
+ORPHAN_POLL_SECONDS: Final = 0.05
 
 
 class Daemon:
@@ -91,17 +93,25 @@ class Daemon:
         node_secrets = ensure_secrets(self._paths)
         audit = self._audit = AuditLog(self._paths.audit_log, wall_ns=self._clocks.wall_ns)
         ensure_default_tenant(tenants, self._paths, now_ns=self._clocks.wall_ns(), show=self._show_key)
+        epoch = store.next_epoch()
         owner = self._owner = PoolOwner(
             size=PoolSize(options.pool_blocks, options.pool_bytes or DEFAULT_POOL_BYTES),
-            epoch=store.next_epoch(),
+            epoch=epoch,
             faults=options.faults,
             handoff=self._handoff,
             lease_seconds=options.lease_seconds,
             grace_seconds=options.grace_seconds,
+            succession=Succession(
+                self._paths.index_journal, epoch=epoch, wait_seconds=options.lease_seconds + options.grace_seconds
+            ),
+            knows=lambda name: name.startswith("@") or tenants.exists(name),
+            steady_ns=self._clocks.steady_ns,
         )
         for tenant, quota in tenants.quotas().items():
             owner.set_quota(tenant, quota)
         sessions = self._sessions = Sessions(owner, self._handoff, self._clocks)
+        for process_id, pidfd in owner.look_for_orphan():
+            sessions.survivor(process_id, pidfd)
         await self._handoff.start(self._paths.arena_socket)
         await self._start_internal(node_secrets, owner, sessions, tenants, GrantSigner(store.signing_secret()))
         await self._start_admin(node_secrets, owner, sessions, tenants, audit)
@@ -111,6 +121,7 @@ class Daemon:
         self._tasks.append(asyncio.create_task(watching, name="watch-sockets"))
         self._tasks.append(asyncio.create_task(self._tick(owner, tenants), name="tick"))
         self._tasks.append(asyncio.create_task(self._watch_deadlines(owner, sessions), name="deadlines"))
+        self._tasks.append(asyncio.create_task(_watch_orphan(owner), name="orphan"))
         await self._say_serving(True)
         self._log.info("service_ready", epoch=owner.epoch)
 
@@ -231,6 +242,13 @@ class Daemon:
         for health in self._healths:
             if health.serving != serving:
                 await health.set(serving)
+
+
+async def _watch_orphan(owner: PoolOwner) -> None:
+    """The wait for the decoders of an older daemon is bounded."""
+    while owner.succession.orphan is not None:
+        await asyncio.sleep(ORPHAN_POLL_SECONDS)
+        owner.look()
 
 
 def refuse_beyond_loopback(listen: str) -> None:

@@ -11,10 +11,10 @@ from typing import Final
 
 from cachemgr.clocks import Clocks
 from cachemgr.ids import LeaseId, SessionId
-from cachemgr.links import Connection
+from cachemgr.links import Connection, Link
 from cachemgr.pool_owner import PoolOwner, draining_error
 from cachemgr.results import CopyPlan
-from cachemgr.resuming import Held
+from cachemgr.resuming import Held, Resumed
 from cachemgr.session_fields import check_most, unpack_blocks
 from cachemgr.sessions import Sessions
 from common.errors import FailedPrecondition
@@ -45,11 +45,21 @@ def resume(
     if not hmac.compare_digest(owner.arena_nonce, wanted.arena_nonce):
         sessions.count_fenced()
         raise FailedPrecondition("the decoder maps another arena than this daemon's", reason="ARENA_NONCE")
-    check_most("resume.sequences", len(wanted.sequences), MAX_HELD)
-    held = [_held(message, f"resume.sequences[{number}]") for number, message in enumerate(wanted.sequences)]
+    check_size(wanted)
+    held = [held_of(message, f"resume.sequences[{number}]") for number, message in enumerate(wanted.sequences)]
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
     done = manager.resume(link.session, held, credit, clocks.steady_ns())
     sessions.reconnect(link, connection)
+    return resumed_message(owner, link, layout, done)
+
+
+def check_size(resume: cache_pb2.SessionResume) -> None:
+    """Raises InvalidArgument where a decoder lists more sequences than any could hold."""
+    check_most("resume.sequences", len(resume.sequences), MAX_HELD)
+
+
+def resumed_message(owner: PoolOwner, link: Link, layout: KvLayout, done: Resumed) -> cache_pb2.SessionResponse:
+    """The answer that a session goes on."""
     return cache_pb2.SessionResponse(
         revision=done.revision,
         attach=cache_pb2.AttachResponse(
@@ -71,7 +81,8 @@ def resume(
     )
 
 
-def _held(message: cache_pb2.HeldSequence, field: str) -> Held:
+def held_of(message: cache_pb2.HeldSequence, field: str) -> Held:
+    """A held sequence. Raises InvalidArgument, naming the field."""
     unpack_tokens(message.tokens, f"{field}.tokens")
     plan = message.copy
     return Held(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.branch_operations import commit, make_writable, rollback
+from cachemgr.claim_operation import claim
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
 from cachemgr.ids import SessionId
@@ -143,12 +144,17 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
     def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:
         if connection.session is not None:
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
+        older = request.HasField("resume") and request.resume.epoch != self._owner.epoch
+        if older and self._owner.succession.orphan is not None:
+            handoff, operations = self._handoff, self._operations
+            return claim(self._owner, self._sessions, operations, handoff, self._clocks, connection, request)
         if request.HasField("resume"):
             check_decoder(request)
             layout = layout_of(request.layout)
             return resume(self._owner, self._sessions, self._clocks, connection, request, layout)
         self._owner.refuse_new_work()
         check_decoder(request)
+        self._owner.refuse_while_adopting(request.process_id, request.decoder_name)
         layout = layout_of(request.layout)
         manager = self._owner.settle(request.protocol_version, layout)
         link = self._sessions.attach(connection, manager, request.decoder_name, request.process_id)

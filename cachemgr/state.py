@@ -218,6 +218,7 @@ class CacheState:
             blocks,
             int(lease.table[first_index - 1]) if first_index else 0,
             priority=lease.priority,
+            expires_ns=self.expiry(lease.ttl_ns) if lease.ttl_ns else 0,
         )
 
     def forget_names(self, blocks: BlockRun) -> None:

@@ -167,8 +167,8 @@ def return_arena(path: Path | str, token: bytes, fd: int, *, timeout_seconds: fl
 
 
 def receive_with_fds(link: socket.socket, size: int, fds: list[int]) -> bytes:
-    """At most `size` bytes; the fds that came with them go into `fds`. `socket.recv_fds` would let a child inherit them.
-    Raises what `recvmsg` raises."""
+    """At most `size` bytes; the fds that came with them go into `fds`, and into no child (`socket.recv_fds` forgets its
+    flags). Raises what `recvmsg` raises."""
     room = socket.CMSG_LEN(_MAX_FDS * _FD_BYTES)
     data, ancillary, _, _ = link.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:

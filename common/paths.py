@@ -42,6 +42,11 @@ class StatePaths:
         return self.run_dir / "arena.sock"
 
     @property
+    def index_journal(self) -> Path:
+        """What the cache manager has published, for the one after it; mode 0600."""
+        return self.run_dir / "index.journal"
+
+    @property
     def admin_socket(self) -> Path:
         """AdminService."""
         return self.run_dir / "admin.sock"

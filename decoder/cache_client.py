@@ -25,10 +25,9 @@ from common.errors import (
     Unavailable,
     Unimplemented,
 )
-from common.interceptors import error_from_rpc
 from common.logs import get_logger
 from common.rpc import open_channel
-from decoder.arena_view import map_arena
+from decoder.arena_view import MappedArena, map_arena
 from decoder.cache_api import Attached, Away, Command, Event, Lost
 from decoder.holdings import Holdings
 from decoder.lease_clock import LeaseClock
@@ -58,6 +57,7 @@ class GrpcCacheClient:
         self._clock = LeaseClock()
         self._stream: SessionStream | None = None
         self._proof: SessionProof | None = None  # of the session that we have, its stream whole or broken
+        self._memory: MappedArena | None = None
         self._presented: asyncio.Future[Holdings] | None = None
         self._resumed = asyncio.Event()
         self._abandoned = asyncio.Event()
@@ -111,6 +111,7 @@ class GrpcCacheClient:
             elif self._stream is not None and proof.resume_token and not is_final:
                 self._log.warning("session_broken", session=proof.session, reason=error.reason)
                 self._stream, delay = None, FIRST_DELAY_SECONDS
+                self._post(Away(proof.session))
                 continue  # back at once, however late it is: only the cache manager knows whether it is too late
             elif is_final or self._stream is not None or self._clock.is_hopeless:
                 await self._lose(proof, error)
@@ -162,8 +163,6 @@ class GrpcCacheClient:
         except Refused as refusal:
             # A daemon that cannot take us now may take us later.
             return refusal.error, self._stream is not None or not isinstance(refusal.error, Unavailable)
-        except grpc.aio.AioRpcError as broken:
-            return error_from_rpc(broken), False
         except TesseraError as error:
             return error, self._abandoned.is_set()
         finally:
@@ -183,9 +182,12 @@ class GrpcCacheClient:
         answer = response.attach
         if answer.layout_fingerprint != target.layout.fingerprint():
             raise FailedPrecondition("the cache manager holds another KV layout", reason="LAYOUT_MISMATCH")
-        arena = await asyncio.to_thread(
+        memory = await asyncio.to_thread(
             map_arena, target.arena_socket, answer.arena_token, target.layout, answer.num_blocks
         )
+        if self._memory is not None:
+            self._memory.close()
+        self._memory, arena = memory, memory.array
         self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
         self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, arena)
         self._post(Attached(answer.session_id, answer.num_blocks, arena))
@@ -196,6 +198,9 @@ class GrpcCacheClient:
         attach = self._target.attach_message()
         attach.resume.CopyFrom(resume_message(proof, holdings, self._target.key))
         response, sent = await stream.attach(attach)
+        if response.attach.arena_wanted and self._memory is not None:  # a new daemon, which has no memory yet
+            await asyncio.to_thread(self._memory.hand_back, self._target.arena_socket, response.attach.arena_token)
+            response, sent = await stream.attach(attach)
         answer = response.attach
         if not answer.resumed:
             raise Refused(FailedPrecondition("the cache manager did not resume the session", reason="NOT_RESUMED"))
@@ -203,11 +208,10 @@ class GrpcCacheClient:
         self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
         self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, proof.arena)
         self._post(event)
-        self._log.info("session_resumed", session=answer.session_id, leases=len(event.leases))
         return answer.session_id
 
     async def _ask_holdings(self, session: int) -> Holdings:
-        # Asked for at each try, because the engine goes on meanwhile.
+        # Asked for again at each try, because the engine goes on meanwhile.
         self._presented = self._loop.create_future()
         self._post(Away(session))
         giving_up = asyncio.create_task(self._abandoned.wait())
@@ -222,8 +226,9 @@ class GrpcCacheClient:
 
     def _take_holdings(self, session: int, holdings: Holdings) -> None:
         self._outgoing.clear()  # all of it was sent before, and is in what is presented
-        if self._presented is not None and self._proof is not None and self._proof.session == session:
-            self._presented.set_result(holdings)
+        asked = self._presented
+        if asked is not None and not asked.done() and self._proof is not None and self._proof.session == session:
+            asked.set_result(holdings)
 
     def _wake(self) -> None:
         if self._stream is not None:

@@ -49,16 +49,21 @@ def hand_over(monkeypatch: pytest.MonkeyPatch, memory: int, info: ArenaInfo) -> 
     ("dtype", "kind"), [(KvDtype.FLOAT32, np.float32), (KvDtype.BFLOAT16, np.uint16), (KvDtype.FLOAT16, np.uint16)]
 )
 def test_the_array_is_the_memory(monkeypatch: pytest.MonkeyPatch, memory: int, dtype: KvDtype, kind: type) -> None:
-    """Shape and type are the layout's; a write is seen through the fd, and the fd that was handed over is closed."""
+    """Shape and type are the layout's; a write is seen through the fd, which is kept until `close`."""
     layout = replace(LAYOUT, dtype=dtype)
     os.ftruncate(memory, layout.arena_bytes(8))
     given = hand_over(monkeypatch, memory, info_of(layout, 8))
-    arena = arena_view.map_arena(Path("x"), b"t" * 16, layout, 8)
+    mapped = arena_view.map_arena(Path("x"), b"t" * 16, layout, 8)
+    arena = mapped.array
     assert (arena.shape, arena.dtype) == ((9, 2, 2, 1, 4, 8), kind)
     assert arena.flags.writeable and arena.flags.c_contiguous
     arena[3, 1, 0, 0, 2, 5] = 42
     offset = 3 * layout.block_bytes + ((1 * 2 + 0) * 4 * 8 + 2 * 8 + 5) * arena.itemsize
     assert np.frombuffer(os.pread(memory, arena.itemsize, offset), kind)[0] == 42
+    os.fstat(given[0])
+    mapped.close()
+    mapped.close()
+    arena[3, 1, 0, 0, 2, 5] = 43
     with pytest.raises(OSError):
         os.fstat(given[0])
 

@@ -1,0 +1,98 @@
+"""Attach with a resume of a session of the daemon before this one: its memory is asked for, then what it holds claimed.
+
+Invariant: only a decoder that the journal names, that proves its session by the resume token and the arena by its nonce
+is heard; the tenant of each sequence comes from its grant, whose expiry does not matter here. Protobuf in, protobuf
+out. Called by `service.py`.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from cachemgr.arena.handoff import Handoff
+from cachemgr.claim_plans import Claim
+from cachemgr.clocks import Clocks
+from cachemgr.ids import TenantId
+from cachemgr.links import Connection
+from cachemgr.operations import Operations
+from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.resume_operation import check_size, held_of, resumed_message
+from cachemgr.session_fields import check_decoder, layout_of, unpack_blocks
+from cachemgr.sessions import Sessions
+from cachemgr.succession import Orphan
+from common.errors import FailedPrecondition, PermissionDenied, TesseraError
+from tessera.cache.v1 import cache_pb2
+
+
+def claim(
+    owner: PoolOwner,
+    sessions: Sessions,
+    operations: Operations,
+    handoff: Handoff,
+    clocks: Clocks,
+    connection: Connection,
+    request: cache_pb2.AttachRequest,
+) -> cache_pb2.SessionResponse:
+    """Answer a decoder of an orphaned arena. Raises FailedPrecondition, PermissionDenied, InvalidArgument, and
+    Unavailable while the daemon is on its way out; then nothing has changed."""
+    if owner.draining:
+        raise draining_error()
+    check_decoder(request)
+    orphan = _orphan_of(owner, request)
+    layout = layout_of(request.layout)
+    owner.check_protocol(request.protocol_version)
+    if layout.fingerprint() != orphan.journal.identity.layout_fingerprint:
+        raise FailedPrecondition("the decoder's KV layout is not that of the arena it had", reason="LAYOUT_MISMATCH")
+    if not orphan.adopted:
+        orphan.layout = layout
+        token = handoff.ask(request.process_id)
+        return cache_pb2.SessionResponse(attach=cache_pb2.AttachResponse(arena_wanted=True, arena_token=token))
+    wanted = request.resume
+    check_size(wanted)
+    claims = [_claim_of(operations, message, number) for number, message in enumerate(wanted.sequences)]
+    credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
+    manager = owner.require()
+    link = sessions.attach(connection, manager, request.decoder_name, request.process_id)
+    try:
+        done = manager.claim(link.session, claims, credit, clocks.steady_ns())
+    except TesseraError:
+        sessions.take_back(link, connection)
+        raise
+    sessions.holds_arena(link)
+    for message in wanted.sequences:
+        link.accepted_grants.add(message.grant)
+    owner.heard(request.process_id, request.decoder_name)
+    return resumed_message(owner, link, layout, done)
+
+
+def _orphan_of(owner: PoolOwner, request: cache_pb2.AttachRequest) -> Orphan:
+    orphan = owner.succession.orphan
+    wanted = request.resume
+    holder = None if orphan is None else orphan.holders.get((request.process_id, request.decoder_name))
+    if orphan is None or holder is None or (request.process_id, request.decoder_name) not in orphan.waiting:
+        raise FailedPrecondition("the session is over", reason="SESSION_OVER")
+    if not holder.is_session(wanted.session_id, wanted.resume_token):
+        raise PermissionDenied("the session is another decoder's, or the resume token is wrong")
+    if not hmac.compare_digest(orphan.journal.identity.nonce, wanted.arena_nonce):
+        raise FailedPrecondition("the decoder maps another arena than the one that is wanted", reason="ARENA_NONCE")
+    return orphan
+
+
+def _claim_of(operations: Operations, message: cache_pb2.HeldSequence, number: int) -> Claim:
+    """One held sequence; one whose grant proves nothing is to be refused, and its blocks are let go with care."""
+    held = held_of(message, f"resume.sequences[{number}]")
+    try:
+        tenant, root, prefix = operations.identity_of(message)
+    except TesseraError:
+        return Claim(held, TenantId(""), b"", message.request_id, message.sample, valid=False)
+    return Claim(
+        held,
+        tenant,
+        root,
+        message.request_id,
+        message.sample,
+        no_store=message.no_store,
+        priority=message.priority,
+        ttl_ns=int(message.ttl_seconds * 1e9),
+        prefix=prefix,
+    )

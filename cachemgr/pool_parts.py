@@ -1,0 +1,83 @@
+"""What the pool owner is made of: how large a pool is, its memory, its quotas, and how two layouts differ. No state.
+
+Called by `pool_owner.py` alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from cachemgr.arena.base import Arena
+from cachemgr.arena.host import HostArena
+from cachemgr.ids import TenantId
+from cachemgr.manager import CacheManager
+from cachemgr.quotas import Quota
+from cachemgr.tenant_quotas import TenantQuota
+from common.errors import FailedPrecondition, ResourceExhausted
+from common.layout import NONCE_BYTES, KvLayout
+from common.logs import get_logger
+
+MIN_BLOCKS: Final = 2
+MAX_BLOCKS: Final = 2**31 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How large the pool shall be: a number of usable blocks, or else bytes."""
+
+    num_blocks: int | None
+    num_bytes: int
+
+    def blocks_for(self, layout: KvLayout) -> int:
+        """Usable blocks under `layout`. Raises FailedPrecondition where they are too few or too many."""
+        count = self.num_blocks if self.num_blocks is not None else self.num_bytes // layout.block_bytes
+        if not MIN_BLOCKS <= count <= MAX_BLOCKS:
+            raise FailedPrecondition(
+                f"the pool would have {count} blocks of {layout.block_bytes} bytes; "
+                f"allowed are {MIN_BLOCKS}..{MAX_BLOCKS} blocks",
+                reason="POOL_SIZE",
+                metadata={"num_blocks": str(count), "block_bytes": str(layout.block_bytes)},
+            )
+        return count
+
+
+def apply_quota(manager: CacheManager, tenant: TenantId, quota: TenantQuota) -> None:
+    """A floor that the pool is too small for counts for nothing: the daemon must come up all the same."""
+    wanted = Quota(quota.floor_blocks, quota.ceiling_blocks, quota.weight, quota.pin_blocks)
+    try:
+        manager.set_quota(tenant, wanted)
+    except ResourceExhausted as error:
+        get_logger().warning("floor_does_not_fit", tenant=tenant, floor_blocks=error.needed, usable_blocks=error.usable)
+        manager.set_quota(tenant, replace(wanted, floor_blocks=0))
+
+
+def make_arena(num_blocks: int, block_bytes: int) -> Arena:
+    """Fresh memory with a nonce of its own. Raises ResourceExhausted where the system refuses it."""
+    try:
+        return HostArena(num_blocks=num_blocks, block_bytes=block_bytes, nonce=secrets.token_bytes(NONCE_BYTES))
+    except OSError as error:
+        needed = (num_blocks + 1) * block_bytes
+        raise ResourceExhausted(
+            f"the system refuses an arena of {needed} bytes: {error.strerror}",
+            subject="arena_bytes",
+            needed=needed,
+            usable=0,
+            reason="NO_MEMORY",
+        ) from error
+
+
+def layout_mismatch(*, want: KvLayout, have: KvLayout) -> FailedPrecondition:
+    """The refusal of a decoder with layout `want`."""
+    differing = [
+        (field.name, str(getattr(want, field.name)), str(getattr(have, field.name)))
+        for field in fields(KvLayout)
+        if getattr(want, field.name) != getattr(have, field.name)
+    ]
+    text = ", ".join(f"{name}: want {wanted}, have {present}" for name, wanted, present in differing)
+    return FailedPrecondition(
+        f"the decoder's KV layout is not the arena's ({text})",
+        reason="LAYOUT_MISMATCH",
+        metadata={name: f"want {wanted}, have {present}" for name, wanted, present in differing},
+    )
