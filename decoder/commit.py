@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from common.errors import Internal, TesseraError
 from common.logs import get_logger, where
 from decoder.cache_api import Arena, Branch, Fork
-from decoder.continuing import BASE_TOKENS, continued
 from decoder.keeping import Keeping
 from decoder.outputs import EndReason
 from decoder.penalties import SeenTokens
@@ -23,7 +22,7 @@ from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel, Work
 from decoder.sampler import Draw, Drawn, sample, seen_by
 from decoder.scheduler import Scheduler
-from decoder.sequence import IntArray, LeaseId, Sequence, SequenceId, SequenceState
+from decoder.sequence import Sequence, SequenceId, SequenceState
 
 NO_IDS: frozenset[int] = frozenset()
 
@@ -56,32 +55,6 @@ class Committer:
             self._reporter.release(sequence, sequence.request.keep_seconds if keep else 0.0)
         self._scheduler.remove(sequence)
         self._requests.drop_sequence(sequence)
-
-    def finish_sample(self, active: ActiveRequest, index: int) -> None:
-        """A sample was ended well by its reader, who found a stop string: it is kept as its request asks. One that has
-        no blocks now is kept when it is admitted again."""
-        for sequence in [sequence for sequence in active.sequences if sequence.sample == index]:
-            if sequence.lease is None:
-                sequence.finishing = True
-            else:
-                self.keeping.wait(sequence.lease, active, index, EndReason.STOP)
-                self.leave(sequence)
-
-    def keep_admitted(self, sequence: Sequence, lease: LeaseId) -> None:
-        """A sequence that was ended by its reader has a lease: that is kept."""
-        self.keeping.wait(lease, self._requests.of(sequence), sequence.sample, EndReason.STOP)
-        self._reporter.release_unused(lease, sequence.request.keep_seconds)
-        self.leave(sequence)
-
-    def continue_from(self, sequence: Sequence, base: IntArray) -> None:
-        """The kept conversation that a sequence continues is known: it is the beginning of its prompt. Raises
-        InvalidArgument where both together leave no room for an answer."""
-        active = self._requests.of(sequence)
-        prompt = np.concatenate((base, sequence.request.prompt))
-        request = continued(sequence.request, prompt)
-        active.request = request
-        active.base_tokens = tuple(base[-BASE_TOKENS:].tolist())
-        sequence.begin_with(request)
 
     def end_request(self, active: ActiveRequest) -> None:
         """Every sequence of a request is over."""

@@ -33,6 +33,7 @@ from decoder.cache_api import (
     Scrub,
 )
 from decoder.commit import Committer
+from decoder.conversations import Conversations
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
@@ -66,6 +67,7 @@ class Intake:
     ) -> None:
         self.session: int | None = None
         self.arena: Arena | None = None
+        self._conversations = Conversations(requests, reporter, committer)
         self.absence = Absence(client, scheduler, reporter, committer)
         self.copies: list[Sequence] = []  # admitted sequences whose copy plans are to be run
         self.scrubs: list[IntArray] = []  # blocks to be zeroed before anything else touches them
@@ -208,7 +210,7 @@ class Intake:
             if index not in active.open_samples:
                 continue
             if message.finish and active.request.keep_seconds:
-                self._committer.finish_sample(active, index)
+                self._conversations.finish_sample(active, index)
                 continue
             for sequence in list(active.sequences):
                 if not sequence.is_trunk and sequence.sample == index:
@@ -231,16 +233,7 @@ class Intake:
         if sequence.state is SequenceState.FINISHED:
             self._reporter.release_unused(message.lease)
             return
-        if sequence.request.session_handle:
-            try:
-                self._committer.continue_from(sequence, message.base_tokens)
-            except TesseraError as error:
-                self._reporter.release_unused(message.lease)
-                self._committer.fail_sequence(sequence, error)
-                return
-        sequence.admitted = True
-        if sequence.finishing:
-            self._committer.keep_admitted(sequence, message.lease)
+        if not self._conversations.begin(sequence, message):
             return
         self._requests.of(sequence).admit(message.cached_tokens, self._clock_ns())
         if in_turn:
