@@ -107,8 +107,9 @@ def acquire(
     if fresh > room - source_room or fresh - shared > left - source_room:
         # The source of the copy may be the very block that is missing: then its tokens are computed again.
         source = rest = source_room = 0
-    if (fresh > room and relieve(state, fresh - room, besides=blocks, last=branch)) or (
-        fresh - shared > left and relieve(state, fresh - shared - left, besides=blocks, last=branch, owner=owner)
+    if (fresh > room and relieve(state, fresh - room, asking=owner, besides=blocks, last=branch)) or (
+        fresh - shared > left
+        and relieve(state, fresh - shared - left, asking=owner, besides=blocks, last=branch, own=True)
     ):
         return acquire(
             state,

@@ -116,9 +116,9 @@ def _require(state: CacheState, needed: int, owner: int) -> None:
     """Checks that `needed` blocks can be had for an owner; kept branches give way where they cannot be had else."""
     room, left = state.room_for(owner), state.quotas.left(owner)
     if needed > room:
-        relieve(state, needed - room)
+        relieve(state, needed - room, asking=owner)
     if needed > left:
-        relieve(state, needed - left, owner=owner)
+        relieve(state, needed - left, asking=owner, own=True)
     state.quotas.check(owner, needed)
     state.require(needed, state.room_for(owner))
 

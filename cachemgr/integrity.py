@@ -1,7 +1,8 @@
 """The full check: every invariant of the core, recounted from the tables up. It changes nothing.
 
 It trusts no counter and no column that it can derive: references are counted again from leases, pins, credit, deferred
-runs and kept branches; the trees are walked from their roots; states follow from both. Called by `CacheManager.check_integrity`.
+runs and kept branches; the trees are walked from their roots; states follow from both. Called by
+`CacheManager.check_integrity`.
 Messages name blocks, nodes, leases and sessions by number, never tokens or tenants.
 """
 

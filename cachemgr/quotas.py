@@ -94,9 +94,8 @@ class Quotas:
 
     def usage(self, owner: int) -> QuotaUsage:
         """What an owner may have and has."""
-        return QuotaUsage(
-            self.of(owner), self._charged.get(owner, 0), self._idle.get(owner, 0), self._shares_with(owner)[owner]
-        )
+        used, idle = (0, 0) if owner == NO_OWNER else (self._charged.get(owner, 0), self._idle.get(owner, 0))
+        return QuotaUsage(self.of(owner), used, idle, self._shares_with(owner).get(owner, 0))
 
     def shielded(self, owner: int) -> int:
         """Cached blocks that `owner` cannot have: what keeps others at their floors."""
@@ -106,6 +105,10 @@ class Quotas:
                 idle = self._idle.get(other, 0)
                 total += idle - self._spare(other, floor)
         return total
+
+    def above_floor(self, owner: int) -> int:
+        """How many blocks an owner has above its floor; all of them without one."""
+        return max(0, self._charged.get(owner, 0) - self._floors.get(owner, 0))
 
     def _spare(self, other: int, floor: int) -> int:
         """Cached blocks of an owner that the others can have."""
@@ -138,20 +141,22 @@ class Quotas:
             return 0
         return max(0, min(self._charged.get(owner, 0) + count - quota.ceiling_blocks, self._idle.get(owner, 0)))
 
-    def budgets(self, owner: int, count: int) -> Iterator[dict[int, int]]:
-        """From whom `count` blocks for `owner` may be taken, and how many from each: first those above their share,
-        then all. What was taken meanwhile is seen."""
+    def budgets(self, owner: int, wanted: int, missing: int) -> Iterator[dict[int, int]]:
+        """From whom the `missing` ones of `wanted` blocks for `owner` may be taken, and how many from each: first those
+        above their share, as it itself may be with them; then all. What was taken meanwhile is seen."""
         active = [number for number in self._charged if number != NO_OWNER and self._charged[number]]
         if len(active) > 1:
             shares = self._shares_with(owner)
             over = {number: self._charged[number] - shares[number] for number in active}
+            if owner in over:
+                over[owner] += wanted
             yield {number: most for number, most in over.items() if most > 0}
         yield {
-            number: count if number == owner else min(count, self._spare(number, self._floors.get(number, 0)))
+            number: missing if number == owner else min(missing, self._spare(number, self._floors.get(number, 0)))
             for number in active
         }
         # Blocks that hang below another owner's can be out of reach until those went: nobody is refused for that.
-        yield dict.fromkeys(active, count)
+        yield dict.fromkeys(active, missing)
 
     def _shares_with(self, owner: int) -> dict[int, int]:
         """The shares of all owners that have blocks, and of this one."""

@@ -1,7 +1,8 @@
 """Kept branches give way to work: where blocks lack, the holds of the oldest are dropped.
 
 Invariant: their tokens stay, so that continuing computes again what is gone by then; a relief that would not be enough
-changes nothing. A pool full of kept branches is therefore as good as one full of cached blocks, and never a deadlock.
+changes nothing, and none takes another owner below its floor. A pool full of kept branches is therefore as good as one
+full of cached blocks, and never a deadlock.
 Called by the modules that allocate (`admission.py`, `branches.py`, `reports.py`) and by `kept.py`.
 """
 
@@ -19,30 +20,44 @@ from cachemgr.state import CacheState
 
 
 def relieve(
-    state: CacheState, missing: int, *, besides: BlockRun = NO_BLOCKS, last: KeptBranch | None = None, owner: int = 0
+    state: CacheState,
+    missing: int,
+    *,
+    asking: int,
+    besides: BlockRun = NO_BLOCKS,
+    last: KeptBranch | None = None,
+    own: bool = False,
 ) -> bool:
-    """Drops holds of the oldest branches (of one owner, or of all) until `missing` blocks more can be had, `besides`
-    not counted, the branch `last` after all others. Where all holds together would not do, it changes nothing: False.
+    """Drops holds of the oldest branches until owner `asking` can have `missing` blocks more, `besides` not counted:
+    those of all owners that are not at their floor, or with `own` its own alone; the branch `last` after all others.
+    Where all of them together would not do, it changes nothing: False.
     """
-    chosen = [item for item in state.kept.branches.values() if item.hold.num_blocks and owner in (0, item.hold.owner)]
-    if not chosen or _count_loose(state, chosen, besides) < missing:
+    chosen = [branch for branch in state.kept.branches.values() if _may_drop(state, branch, asking, own=own)]
+    if not chosen or _gain(state, chosen, asking, besides) < missing:
         return False
     chosen.sort(key=lambda branch: branch is last)  # stable: the oldest first
-    before = _room_besides(state, besides)
+    before = _room_besides(state, asking, besides)
     for branch in chosen:
         drop_holds(state, branch.hold)
-        if _room_besides(state, besides) - before >= missing:
+        if _room_besides(state, asking, besides) - before >= missing:
             break
     state.revision += 1
     return True
 
 
-def _room_besides(state: CacheState, besides: BlockRun) -> int:
-    return state.room - state.pool.count_idle(besides)
+def _may_drop(state: CacheState, branch: KeptBranch, asking: int, *, own: bool) -> bool:
+    hold = branch.hold
+    if not hold.num_blocks or hold.owner == asking:
+        return bool(hold.num_blocks)
+    return not own and state.quotas.above_floor(hold.owner) > 0
 
 
-def _count_loose(state: CacheState, chosen: Sequence[KeptBranch], besides: BlockRun) -> int:
-    """Blocks that nobody but the chosen branches holds."""
+def _room_besides(state: CacheState, asking: int, besides: BlockRun) -> int:
+    return state.room_for(asking) - state.pool.count_idle(besides)
+
+
+def _gain(state: CacheState, chosen: Sequence[KeptBranch], asking: int, besides: BlockRun) -> int:
+    """How many blocks nobody but the chosen branches holds; of another owner at most what is above its floor."""
     kept, pool = state.kept, state.pool
     holds = kept.holds
     if len(chosen) < len(kept):
@@ -51,7 +66,11 @@ def _count_loose(state: CacheState, chosen: Sequence[KeptBranch], besides: Block
             holds[branch.hold.blocks] += 1
     loose = (holds > 0) & (pool.references == holds + pool.published)
     loose[besides] = False
-    return int(np.count_nonzero(loose))
+    owners, counts = np.unique(pool.ownership.owner[loose], return_counts=True)
+    return sum(
+        count if owner == asking else min(count, state.quotas.above_floor(owner))
+        for owner, count in zip(owners.tolist(), counts.tolist(), strict=True)
+    )
 
 
 def drop_holds(state: CacheState, hold: Lease) -> None:

@@ -79,7 +79,7 @@ def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
 def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
     """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
     room = state.room_for(NO_OWNER)
-    if wanted > room and relieve(state, wanted - room):
+    if wanted > room and relieve(state, wanted - room, asking=NO_OWNER):
         room = state.room_for(NO_OWNER)
     count = min(wanted, room)
     if not count:
@@ -128,7 +128,7 @@ def _require_quota(state: CacheState, owner: int, count: int) -> None:
     ResourceExhausted where that is not enough."""
     left = state.quotas.left(owner)
     if count > left:
-        relieve(state, count - left, owner=owner)
+        relieve(state, count - left, asking=owner, own=True)
     state.quotas.check(owner, count)
     state.keep_ceiling(owner, count)
 

@@ -65,7 +65,7 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
 
 def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None) -> None:
     """Publishes the partly filled tail of a lease, or its first `num_tokens` of all, if it is sealed, new and in no
-    wider scope. Nobody writes it any more: the lease ends, or makes it writable first. A branch may yet copy from it."""
+    wider scope. Nobody writes it any more: the lease ends, or makes it writable first. A branch may copy from it."""
     depth, count = divmod(lease.sealed, state.block_tokens)
     if num_tokens is not None:
         count = min(count, num_tokens - depth * state.block_tokens)

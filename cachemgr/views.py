@@ -126,8 +126,8 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class BranchView:
-    """One kept branch. `num_blocks` is 0 where its holds were dropped; `references` are those of its last block: branches
-    and leases that share it, plus one if published."""
+    """One kept branch. `num_blocks` is 0 where its holds were dropped; `references` are those of its last block:
+    branches and leases that share it, plus one if published."""
 
     branch: int
     tenant: TenantId

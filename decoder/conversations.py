@@ -1,7 +1,7 @@
 """How kept conversations come into the engine and leave it: what a request continues, and what its reader ends well.
 
-Invariant: once a sequence is admitted nothing tells it from one that was sent whole, so that penalties, positions, seeds,
-bounds and preemption are the same. Called by the intake, between steps.
+Invariant: once a sequence is admitted nothing tells it from one that was sent whole, so that penalties, positions,
+seeds, bounds and preemption are the same. Called by the intake, between steps.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""Kept branches among tenants: quotas, floors and wider scopes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachemgr.ids import TenantId
+from cachemgr.quotas import Quota
+from common.errors import ResourceExhausted
+from tests.cachemgr.kept_rig import KeptRig
+
+B = 4
+A, OTHER = TenantId("a"), TenantId("b")
+TEAM = "@group:team"
+
+
+def test_kept_blocks_count_as_the_tenants_own_and_give_way_below_its_ceiling() -> None:
+    """At the ceiling a tenant's own conversations make room for its work, another tenant's do not."""
+    rig = KeptRig(num_blocks=32)
+    rig.manager.set_quota(A, Quota(ceiling_blocks=6))
+    rig.kept(range(100, 100 + 3 * B), b"other", tenant="b")
+    rig.kept(range(10, 10 + 5 * B), b"k", no_store=True)
+    sequence = rig.acquire(range(50, 50 + 4 * B))
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [3, 0]
+    rig.check()
+    rig.finish(sequence)
+    with pytest.raises(ResourceExhausted) as raised:
+        rig.acquire(range(500, 500 + 7 * B))
+    assert raised.value.reason == "QUOTA_EXCEEDED"
+    rig.drop(b"k")
+    rig.drop(b"other", tenant="b")
+    rig.quiet()
+
+
+@pytest.mark.parametrize("no_store", [False, True])
+def test_a_flood_takes_no_kept_block_below_another_tenants_floor(no_store: bool) -> None:
+    """A tenant at its floor keeps its conversation whole; positive control: without a floor it gives way."""
+    rig = KeptRig(num_blocks=12)
+    rig.manager.set_quota(OTHER, Quota(floor_blocks=4))
+    rig.kept(range(100, 100 + 4 * B), b"k", tenant="b", no_store=no_store)
+    with pytest.raises(ResourceExhausted) as raised:
+        rig.acquire(range(9 * B))
+    assert raised.value.reason == "POOL_FULL"
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [4]
+    sequence = rig.acquire(range(8 * B))
+    answer = rig.report(wanted=3)
+    assert len(answer.credit) == 0, "not for a decoder's credit either"
+    rig.finish(sequence)
+    rig.manager.set_quota(OTHER, Quota())
+    sequence = rig.acquire(range(200, 200 + 9 * B))
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [0]
+    rig.finish(sequence)
+    rig.drop(b"k", tenant="b")
+    rig.quiet()
+
+
+@pytest.mark.parametrize("cut", [0, 2 * B + 1, 2 * B, B + 2, 3])
+def test_a_conversation_goes_on_in_the_scope_that_it_was_begun_in(cut: int) -> None:
+    """Two blocks of a group, the tail private: continued from anywhere, without naming the group again."""
+    rig = KeptRig(num_blocks=32)
+    tokens = list(range(10, 10 + 3 * B + 2))
+    rig.keep(rig.acquire(tokens, scope=TEAM, num_tokens=2 * B), b"k", ttl_ns=10**12)
+    sequence = rig.resume(b"k", [7, 8], base_tokens=cut)
+    known = cut or len(tokens)
+    sequence.scope, sequence.prefix_tokens = TEAM, min(2 * B, known // B * B)
+    assert sequence.tokens == [*tokens[:known], 7, 8]
+    assert sequence.computed == (known if known >= 2 * B else known // B * B), "part of a group's block is none of it"
+    rig.compute(sequence)
+    rig.check()
+    rig.finish(sequence)
+    rig.drop(b"k")
+    rig.quiet()
+
+
+@pytest.mark.parametrize("cut", [2 * B + 1, 2 * B, B + 2, 3])
+def test_a_branch_is_cut_within_its_wider_prefix(cut: int) -> None:
+    """Of a block of the group that is cut, nothing is held; it is read or computed by whoever goes on."""
+    rig = KeptRig(num_blocks=32)
+    tokens = list(range(10, 10 + 3 * B + 2))
+    rig.keep(rig.acquire(tokens, scope=TEAM, num_tokens=2 * B), b"k", ttl_ns=10**12)
+    rig.manager.rollback_kept(A, b"k", cut, now_ns=0)
+    rig.check()
+    sequence = rig.resume(b"k", [7, 8])
+    sequence.scope, sequence.prefix_tokens = TEAM, min(2 * B, cut // B * B)
+    rig.compute(sequence)
+    rig.check()
+    rig.finish(sequence)
+    rig.drop(b"k")
+    rig.quiet()
+
+
+def test_the_end_of_a_group_ends_what_was_begun_in_it() -> None:
+    """Its blocks are unlisted; the conversation is NOT_FOUND, and another of the tenant stays."""
+    rig = KeptRig(num_blocks=32)
+    tokens = list(range(10, 10 + 3 * B))
+    rig.keep(rig.acquire(tokens, scope=TEAM, num_tokens=2 * B), b"k", ttl_ns=10**12)
+    rig.kept(range(50, 50 + B), b"own")
+    rig.manager.purge(TenantId(TEAM))
+    rig.check()
+    assert rig.branches == [B]
+    rig.drop(b"own")
+    rig.quiet()
