@@ -25,6 +25,8 @@ from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
 LOOKS_PER_HEARTBEAT: Final = 2
+# The last two: something was written to a call that has just ended.
+_BROKEN: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 class Refused(Exception):
@@ -63,11 +65,14 @@ class SessionStream:
         self._finishing = False
 
     async def attach(self, attach: cache_pb2.AttachRequest) -> tuple[cache_pb2.SessionResponse, float]:
-        """Send an attach: its answer, and when it was sent. Raises Refused, Unavailable, and what gRPC raises."""
+        """Send an attach: its answer, and when it was sent. Raises Refused, or a TesseraError of a broken stream."""
         self._sequence += 1
         sent = time.monotonic()
-        await self._call.write(cache_pb2.SessionRequest(sequence=self._sequence, attach=attach))
-        response = await self._call.read()
+        try:
+            await self._call.write(cache_pb2.SessionRequest(sequence=self._sequence, attach=attach))
+            response = await self._call.read()
+        except _BROKEN as error:
+            raise _error_of(error) from None
         if response is grpc.aio.EOF:
             raise Unavailable("the cache manager closed the session")
         if response.WhichOneof("result") == "failure":
@@ -82,10 +87,8 @@ class SessionStream:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except grpc.aio.AioRpcError as error:
-            return error_from_rpc(error)
-        except (grpc.aio.UsageError, asyncio.InvalidStateError):  # written to a call that has just ended
-            return Unavailable("the stream of the session broke")
+        except _BROKEN as error:
+            return _error_of(error)
         except TesseraError as error:
             return error
         finally:
@@ -159,3 +162,9 @@ class SessionStream:
             elif now - self._last_sent >= self._clock.heartbeat_seconds - pause:
                 self._outgoing.append((session, Heartbeat()))
                 self.wake.set()
+
+
+def _error_of(error: Exception) -> TesseraError:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error_from_rpc(error)
+    return Unavailable("the stream of the session broke")

@@ -58,7 +58,8 @@ class Decoder:
     """An engine in its thread, its client on this loop."""
 
     def __init__(self, rig: Rig, **options: Any) -> None:
-        self.client = GrpcCacheClient(target_of(rig), **options)
+        changes = {name: options.pop(name) for name in ("target",) if name in options}
+        self.client = GrpcCacheClient(target_of(rig, **changes), **options)
         self.model = RecallModel()
         self.engine = Engine(self.model, None, self.client, EngineOptions(chunk_tokens=16))
         self.sink = RecordingSink()
@@ -72,8 +73,10 @@ class Decoder:
         await asyncio.wait_for(self.running, 10)
 
     async def submit(self, rig: Rig, number: int, prompt: list[int], **options: Any) -> None:
+        await self.take(rig, plain_request(number, prompt, **options))
+
+    async def take(self, rig: Rig, item: Request) -> None:
         grant = await rig.grant()
-        item = plain_request(number, prompt, **options)
         fields = {name: getattr(item, name) for name in Request.__dataclass_fields__}
         self.engine.submit(Request(**{**fields, "grant": grant}), self.sink)
 
@@ -143,22 +146,23 @@ def test_a_pool_that_is_too_small_preempts_over_the_wire() -> None:
 
 
 def test_a_lost_daemon_fails_requests_and_a_new_one_is_attached() -> None:
-    """When the daemon goes requests end UNAVAILABLE and serving ends; a new daemon is attached with its new memory."""
+    """When the daemon goes serving ends, and requests end UNAVAILABLE once their leases have run out; a new daemon,
+    which has other memory, is attached anew."""
 
     async def inside() -> None:
         with tempfile.TemporaryDirectory(prefix="ts-") as folder:
             state = Path(folder)
             async with contextlib.AsyncExitStack() as stack:
-                async with running(state_dir=state, pool_blocks=64) as rig:
+                async with running(state_dir=state, pool_blocks=64, lease_seconds=1.0, grace_seconds=0.5) as rig:
                     decoder = Decoder(rig)
                     stack.push_async_callback(decoder.close)
                     await until(lambda: decoder.engine.is_serving, "serving")
                     decoder.model.on_forward = lambda batch: time.sleep(0.01)
                     await decoder.submit(rig, 1, prompt_of(6), max_tokens=200)
                     await until(lambda: (1, 0) in decoder.sink.tokens, "a first token")
+                await until(lambda: not decoder.engine.is_serving, "not serving", 1.0)
                 await decoder.done(1)
                 assert isinstance(decoder.sink.failed[1], Unavailable)
-                await until(lambda: not decoder.engine.is_serving, "not serving", 1.0)
                 decoder.engine.submit(plain_request(2, prompt_of(6)), decoder.sink)
                 await decoder.done(2)
                 assert isinstance(decoder.sink.failed[2], Unavailable)
