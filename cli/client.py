@@ -27,6 +27,7 @@ from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate would say more about messages than tokens
+TOKENIZE_SECONDS = 30.0
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
 DROP_SECONDS = 2.0
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
@@ -170,6 +171,15 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
+
+    def tokenize(self, text: str, model: str = "") -> list[int]:
+        """The token ids of a text. Raises CommandError with what the server said."""
+        request = inference_pb2.TokenizeRequest(model=model, text=text)
+        try:
+            answer = self._stub.Tokenize(request, metadata=self._metadata, timeout=TOKENIZE_SECONDS)
+        except grpc.RpcError as error:
+            raise CommandError(explain_failure(error, self._endpoint, ABSENT, secure=self._secure)) from None
+        return list(answer.token_ids)
 
     def generate(self, request: inference_pb2.GenerateRequest, numbers: Numbers) -> Iterator[inference_pb2.Delta]:
         """Stream the deltas of an answer and fill `numbers`. Leaving the loop early cancels the call.

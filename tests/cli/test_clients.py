@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from cli.__main__ import main
-from cli.admin_tables import show_tenants
+from cli.admin_tenant_tables import show_keys
 from cli.client import Client, Numbers
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -440,7 +440,7 @@ def test_a_key_is_shown_as_what_it_is() -> None:
     moments = {"expired": 1e9, "valid": time.time() + 1e6}
     keys = [admin_pb2.Key(key_id=state, expires_unix_seconds=moment) for state, moment in moments.items()]
     keys += [admin_pb2.Key(key_id="valid"), admin_pb2.Key(key_id="revoked", revoked=True, expires_unix_seconds=1.0)]
-    table = show_tenants([admin_pb2.Tenant(tenant="t", keys=keys)]).splitlines()
+    table = show_keys([admin_pb2.Tenant(tenant="t", keys=keys)]).splitlines()
     assert table[0].split() == ["tenant", "key", "id", "name", "state", "created", "expires", "last", "used"]
     assert [line.split()[1:3] for line in table[2:]] == [
         [state, state] for state in ("expired", "valid", "valid", "revoked")

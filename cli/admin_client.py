@@ -1,0 +1,90 @@
+"""A connection to the admin RPC for the command line: calls, pages to their end, streams. A failed call becomes a
+CommandError with what the server said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from cli.admin_plain import as_plain
+from cli.client import find_state
+from cli.errors import CommandError
+from cli.failures import explain_failure
+from cli.files import read_key
+from common.rpc import bearer_metadata, open_sync_channel, unix_target
+from tessera.admin.v1 import admin_pb2_grpc
+
+PAGE_SIZE = 1000
+TIMEOUT_SECONDS = 30.0
+ABSENT = "the cache manager does not run; `tessera up` starts it"
+
+
+class AdminClient:
+    """One connection with one credential."""
+
+    def __init__(self, target: str, key: str) -> None:
+        self._target = target
+        self._metadata = bearer_metadata(key)
+        self._channel = open_sync_channel(target)
+        self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> AdminClient:
+        """Connect as the command line says. Raises CommandError where the key cannot be read."""
+        paths = find_state(options.state_dir)
+        named = None if options.key_file is None else "--key-file"
+        hint = "Start the node with `tessera up`, or name it: --key-file FILE"
+        key = read_key(options.key_file or paths.admin_key, named, hint)
+        return cls(options.target or unix_target(paths.admin_socket.absolute()), key)
+
+    def call(self, method: str, request: Any, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+        """One unary call."""
+        try:
+            return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise CommandError(explain_failure(error, self._target, ABSENT)) from None
+
+    def stream(self, method: str, request: Any) -> Iterator[Any]:
+        """The answers of a streaming call; leaving the loop ends it."""
+        call = getattr(self._stub, method)(request, metadata=self._metadata)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise CommandError(explain_failure(error, self._target, ABSENT)) from None
+        finally:
+            call.cancel()
+
+    def list_all(self, method: str, request: Any, field: str, limit: int | None = None) -> list[Any]:
+        """The items of every page, at most `limit`."""
+        items: list[Any] = []
+        while limit is None or len(items) < limit:
+            request.page_size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(items))
+            answer = self.call(method, request)
+            items.extend(getattr(answer, field))
+            if not answer.next_page_token:
+                break
+            request.page_token = answer.next_page_token
+        return items
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+def print_json(value: object) -> None:
+    """One JSON document."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_answer(options: argparse.Namespace, answer: Any, text: str) -> int:
+    """An answer as JSON or as `text`; the exit status."""
+    if options.json:
+        print_json(as_plain(answer))
+    else:
+        print(text)
+    return 0

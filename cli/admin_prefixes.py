@@ -1,0 +1,117 @@
+"""`tessera admin`: commands about one prefix: explain it, pin it, change its priority, let every tenant share it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from cli.admin_arguments import Subcommands, add_prompt_arguments, listing_arguments, shared_arguments, tokens_of
+from cli.admin_client import AdminClient, print_answer
+from cli.admin_pool import list_command
+from cli.admin_tenant_tables import show_approved, show_pins
+from cli.client import MAX_INT64, whole
+from cli.errors import EXIT_USAGE, CommandError
+from tessera.admin.v1 import admin_pb2
+from tessera.common.v1 import common_pb2
+
+MAX_UINT32 = 2**32 - 1
+
+
+def add_commands(commands: Subcommands) -> None:
+    """Their parsers."""
+    shared, listing = shared_arguments(), listing_arguments()
+
+    def add(name: str, summary: str, run: Callable[..., int], *parents: Any) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = commands.add_parser(
+            name, help=summary, description=summary, parents=[shared, *parents]
+        )
+        parser.set_defaults(run=run)
+        return parser
+
+    explain = add("explain", "say how far a prompt is resident and why it stops there", _explain)
+    explain.add_argument(
+        "--public", type=whole(0, MAX_UINT32), metavar="N", help="its first N tokens are public (0: as far as approved)"
+    )
+    explain.add_argument("--group", metavar="GROUP", help="its first tokens lie in this group's scope")
+    explain.add_argument(
+        "--group-tokens", type=whole(0, MAX_UINT32), default=0, metavar="N", help="how many do (default: all)"
+    )
+    pin = add("pin", "keep what is resident of a prefix from eviction", _pin)
+    pin.add_argument("--ttl", type=float, metavar="SECONDS", help="for so long (default: until it is ended)")
+    priority = add("priority", "change the eviction priority of what is resident of a prefix", _priority)
+    priority.add_argument(
+        "--set", type=whole(0, 100), required=True, metavar="P", dest="priority", help="0 (first to go) to 100"
+    )
+    for parser in (explain, pin, priority):
+        add_prompt_arguments(parser)
+        parser.add_argument("--tenant", default="default", metavar="TENANT", help="its tenant (default: default)")
+    unpin = add("unpin", "end a pin", _unpin)
+    unpin.add_argument("pin", type=whole(1, MAX_INT64), metavar="PIN")
+    add(
+        "pins", "list pins", list_command("ListPins", "pins", lambda o: admin_pb2.ListPinsRequest(), show_pins), listing
+    )
+    approve = add("approve", "let every tenant share a prefix; only a digest of it is kept", _approve)
+    approve.add_argument("name", metavar="NAME", help="a name for operators")
+    add_prompt_arguments(approve)
+    withdraw = add("withdraw", "end an approval and drop the public scope's blocks", _withdraw)
+    withdraw.add_argument("name", metavar="NAME")
+    approved = list_command(
+        "ListApprovedPrefixes", "prefixes", lambda o: admin_pb2.ListApprovedPrefixesRequest(), show_approved
+    )
+    add("approved", "list approved prefixes", approved, listing)
+
+
+def _explain(client: AdminClient, options: argparse.Namespace) -> int:
+    if options.public is not None and options.group:
+        raise CommandError("--public and --group exclude each other", EXIT_USAGE)
+    request = admin_pb2.ExplainPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options))
+    if options.group:
+        request.prefix.scope, request.prefix.group = common_pb2.SCOPE_GROUP, options.group
+        request.prefix.num_tokens = options.group_tokens
+    elif options.public is not None:
+        request.prefix.scope, request.prefix.num_tokens = common_pb2.SCOPE_PUBLIC, options.public
+    answer = client.call("ExplainPrefix", request)
+    count = len(request.token_ids)
+    lines = [f"{answer.resident_tokens} of {count} tokens are resident", answer.reason]
+    if answer.scope_tokens:
+        lines.insert(1, f"{answer.scope_tokens} of them in the wider scope")
+    if answer.other_token_ids:
+        lines.append(f"there stand tokens {' '.join(map(str, answer.other_token_ids))}")
+    return print_answer(options, answer, "\n".join(lines))
+
+
+def _pin(client: AdminClient, options: argparse.Namespace) -> int:
+    request = admin_pb2.PinPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options))
+    if options.ttl is not None:
+        request.ttl_seconds = options.ttl
+    answer = client.call("PinPrefix", request)
+    text = f"pin {answer.pin} keeps {answer.pinned_tokens} tokens in {answer.pinned_blocks} blocks"
+    return print_answer(options, answer, text)
+
+
+def _unpin(client: AdminClient, options: argparse.Namespace) -> int:
+    answer = client.call("UnpinPrefix", admin_pb2.UnpinPrefixRequest(pin=options.pin))
+    return print_answer(options, answer, f"pin {options.pin} is over")
+
+
+def _priority(client: AdminClient, options: argparse.Namespace) -> int:
+    request = admin_pb2.SetPriorityRequest(
+        tenant=options.tenant, token_ids=tokens_of(options), priority=options.priority
+    )
+    answer = client.call("SetPriority", request)
+    return print_answer(options, answer, f"{answer.changed_tokens} tokens have priority {options.priority}")
+
+
+def _approve(client: AdminClient, options: argparse.Namespace) -> int:
+    answer = client.call(
+        "ApprovePrefix", admin_pb2.ApprovePrefixRequest(name=options.name, token_ids=tokens_of(options))
+    )
+    text = f"every tenant may share the {answer.num_tokens} tokens of {options.name}"
+    return print_answer(options, answer, text)
+
+
+def _withdraw(client: AdminClient, options: argparse.Namespace) -> int:
+    answer = client.call("WithdrawPrefix", admin_pb2.WithdrawPrefixRequest(name=options.name))
+    text = f"{options.name} is withdrawn; {answer.evicted_blocks} blocks were dropped"
+    return print_answer(options, answer, text)
