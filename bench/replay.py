@@ -97,7 +97,7 @@ class Replay:
         return len(held)
 
     def _allocate(self, count: int, owner: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        for budgets in self._quotas.budgets(owner, count - self.pool.num_free):
+        for budgets in self._quotas.budgets(owner, count, count - self.pool.num_free):
             missing = count - self.pool.num_free
             if missing <= 0:
                 break

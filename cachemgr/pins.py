@@ -103,9 +103,10 @@ def set_priority(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes
     queue = state.index.forest.queue
     step = node
     while step.parent is not None:
-        step.priority = priority
-        if step.order is not None:
-            queue.use(step)
+        if step.priority != priority:
+            step.priority = priority
+            if step.order is not None:
+                queue.use(step)
         step = step.parent
     state.revision += 1
     return changed

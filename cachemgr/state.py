@@ -129,7 +129,7 @@ class CacheState:
         if count > self.pool.num_free:
             self.expire()
         if count > self.pool.num_free:
-            for budgets in self.quotas.budgets(owner, count - self.pool.num_free):
+            for budgets in self.quotas.budgets(owner, count, count - self.pool.num_free):
                 self.evict(count - self.pool.num_free, budgets, owner=owner)
                 if count <= self.pool.num_free:
                     break

@@ -55,6 +55,7 @@ class Rig:
     """A manager, its decoders' sequences and the pretend arena."""
 
     def __init__(self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128, fail_allocation: int = 0):
+        self.now_ns = 0
         self.block_tokens = block_tokens
         self.cells: dict[int, list[object]] = {b: [None] * block_tokens for b in range(1, num_blocks + 1)}
         self.manager = CacheManager(
@@ -90,6 +91,7 @@ class Rig:
         no_store: bool = False,
         resumed: bool = False,
         priority: int = 50,
+        ttl_ns: int = 0,
         scope: str = "",
         num_tokens: int = 0,
     ) -> Running:
@@ -106,8 +108,9 @@ class Rig:
             no_store=no_store,
             resumed=resumed,
             priority=priority,
+            ttl_ns=ttl_ns,
             prefix=span_of(scope, num_tokens) if scope else None,
-            now_ns=0,
+            now_ns=self.now_ns,
         )
         sequence = Running(
             session, answer.lease_id, tenant, list(tokens), answer.blocks.tolist(), answer.cached_tokens, answer.copy
@@ -181,7 +184,7 @@ class Rig:
             returned=np.array(returned, np.int32),
             wanted=wanted,
             applied_revision=applied,
-            now_ns=0,
+            now_ns=self.now_ns,
         )
         self.credit[session] = [block for block in self.credit[session] if block not in set(returned)]
         self.credit[session] += answer.credit.tolist()
