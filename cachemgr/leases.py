@@ -2,7 +2,7 @@
 
 Invariant: every hold on a block is in exactly one of: a lease's table, a lease's pin (the source of a copy that has not
 been reported), a session's credit, a session's deferred runs. A lease belongs to one session of this epoch, and a
-session has a deadline: each of its operations puts it off, and a broken stream brings it near. Called by the
+session has a deadline, which each of its operations puts off. Called by the
 manager's modules, which move the pool's blocks in the same step; it never touches the pool or the index itself.
 """
 
@@ -138,7 +138,7 @@ class LeaseBook:
     """All sessions and leases, and the quarantine of sessions that are over.
 
     lease_ns: how long a session lives that says nothing
-    grace_ns: how long one whose stream broke has to come back
+    grace_ns: how long one whose stream broke has to come back at least
     """
 
     def __init__(self, *, epoch: int = 0, lease_ns: int = DEFAULT_LEASE_NS, grace_ns: int = DEFAULT_GRACE_NS) -> None:
@@ -177,10 +177,11 @@ class LeaseBook:
         session.deadline_ns = max(session.deadline_ns, now_ns + self.lease_ns)
 
     def leave(self, session_id: SessionId, now_ns: int) -> None:
-        """The stream of a session broke: it has the grace time to come back."""
+        """The stream of a session broke: it has the grace time to come back, and never less than its decoder, which goes
+        on with its leases, counts by its own clock."""
         session = self.session(session_id)
         session.away = True
-        session.deadline_ns = now_ns + self.grace_ns
+        session.deadline_ns = max(session.deadline_ns, now_ns + self.grace_ns)
 
     def come_back(self, session_id: SessionId, now_ns: int) -> None:
         """A session has a stream again."""
