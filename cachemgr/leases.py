@@ -177,8 +177,8 @@ class LeaseBook:
         session.deadline_ns = max(session.deadline_ns, now_ns + self.lease_ns)
 
     def leave(self, session_id: SessionId, now_ns: int) -> None:
-        """The stream of a session broke: it has the grace time to come back, and never less than its decoder, which goes
-        on with its leases, counts by its own clock."""
+        """The stream of a session broke: it has the grace time to come back, and never less than its lease: until that
+        has run out by its own clock, its decoder goes on."""
         session = self.session(session_id)
         session.away = True
         session.deadline_ns = max(session.deadline_ns, now_ns + self.grace_ns)
