@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cachemgr.blocks import BlockState
-from cachemgr.ids import LeaseId, NodeId, SessionId
+from cachemgr.ids import LeaseId, NodeId, SessionId, TenantId
 from cachemgr.leases import Lease
 from cachemgr.nodes import Node
 from cachemgr.policies import LeastRecentlyUsed
+from cachemgr.quotas import Quota
 from cachemgr.results import CopyPlan
 from cachemgr.state import CacheState
-from tests.cachemgr.core_rig import Rig
+from tests.cachemgr.core_rig import Rig, pack, root_of
 
 B = 4
 
@@ -38,6 +40,9 @@ def busy_rig() -> Rig:
     rig.report(rig.message(second), applied_revision=0)
     rig.fork(first, [1, 2], 5 * B + 1)
     rig.acquire([*range(3 * B), *range(100, 100 + B + 1), 55])
+    rig.manager.set_quota(TenantId("a"), Quota(pin_blocks=8))
+    pinned = pack([*range(3 * B), *range(300, 300 + B)])
+    rig.manager.pin(TenantId("a"), root=root_of("a"), tokens=pinned, now_ns=0)
     rig.check()
     return rig
 
@@ -312,6 +317,41 @@ def miscount_idle(state: CacheState) -> None:
     state.pool.ownership.idle[1] -= 1
 
 
+def lose_a_pinned_block(state: CacheState) -> None:
+    (number,) = state.pins
+    state.pins[number] = replace(state.pins[number], blocks=state.pins[number].blocks[:-1])
+
+
+def lose_a_pins_hold(state: CacheState) -> None:
+    state.pins.clear()
+
+
+def pin_of_another_owner(state: CacheState) -> None:
+    (number,) = state.pins
+    state.pins[number] = replace(state.pins[number], owner=2)
+
+
+def pin_blocks_of_several_paths(state: CacheState) -> None:
+    (number,) = state.pins
+    blocks = state.pins[number].blocks
+    state.pins[number] = replace(state.pins[number], blocks=blocks[::-1].copy())
+
+
+def pin_under_a_wrong_number(state: CacheState) -> None:
+    (number,) = state.pins
+    state.pins[number + 5] = state.pins.pop(number)
+
+
+def own_a_block_as_nobody(state: CacheState) -> None:
+    block = lease_of(state).table[-1:]
+    state.pool.ownership.give(block, 99)
+
+
+def say_that_credit_is_clean(state: CacheState) -> None:
+    block = next(iter(state.book.sessions[SessionId(1)].credit))
+    state.pool.ownership.dirty_owner[block] = 0
+
+
 def forget_whose_content_it_is(state: CacheState) -> None:
     state.pool.ownership.dirty_owner[idle_leaf(state).blocks[0]] = 0
 
@@ -377,6 +417,13 @@ CORRUPTIONS: list[Callable[[CacheState], None]] = [
     miscount_charges,
     miscount_idle,
     forget_whose_content_it_is,
+    lose_a_pinned_block,
+    lose_a_pins_hold,
+    pin_of_another_owner,
+    pin_blocks_of_several_paths,
+    pin_under_a_wrong_number,
+    own_a_block_as_nobody,
+    say_that_credit_is_clean,
     misplace_a_block,
     point_a_block_at_another_node,
 ]

@@ -94,6 +94,18 @@ def test_a_purged_tenant_s_blocks_are_named_for_its_namesake() -> None:
     assert len(rig.manager.take_scrub()) == 4
 
 
+def test_credit_that_comes_back_unused_is_clean() -> None:
+    """What was zeroed, lent and never written needs no zeroing again."""
+    rig = Rig(num_blocks=4)
+    rig.serve(range(4 * B), tenant="a")
+    blocks = rig.manager.credit(rig.session, 3, 0).tolist()
+    rig.credit[rig.session] = blocks
+    assert sorted(rig.manager.take_scrub().tolist()) == sorted(blocks)
+    rig.report(returned=blocks)
+    rig.acquire(range(100, 100 + 3 * B), tenant="b")
+    assert rig.manager.take_scrub().tolist() == []
+
+
 class ScrubMachine(RuleBasedStateMachine):
     """A decoder that zeroes what it is told to never finds another tenant's bytes in a block it was handed.
 

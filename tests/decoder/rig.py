@@ -166,6 +166,7 @@ class Node:
         manager: CacheManager | None = None,
         arena: np.ndarray | None = None,
         root: bytes = bytes(32),
+        tenant: str = "acme",
         peers: dict[Any, InProcessClient] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         lateness: Callable[[], int] | None = None,
@@ -178,9 +179,9 @@ class Node:
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
         self.client: InProcessClient
         if lateness is None:
-            self.client = InProcessClient(self.manager, self.session, tenant="acme", root=root, peers=peers)
+            self.client = InProcessClient(self.manager, self.session, tenant=tenant, root=root, peers=peers)
         else:
-            self.client = LateClient(self.manager, self.session, tenant="acme", root=root, lateness=lateness)
+            self.client = LateClient(self.manager, self.session, tenant=tenant, root=root, lateness=lateness)
         self.options = EngineOptions(**{"max_batch": 32, "chunk_tokens": 16, **options})
         self.engine = Engine(self.model, self.arena, self.client, self.options, clock_ns=clock_ns)
         self.sink = RecordingSink()

@@ -1,0 +1,162 @@
+"""Orders of eviction: each names what its paper says, and stays a set of nodes whatever is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cachemgr.ids import NodeId
+from cachemgr.nodes import NO_BLOCKS, Node, Tree
+from cachemgr.policies import POLICIES, LeastRecentlyUsed, Order, Sieve, Worth
+
+
+def nodes(count: int) -> list[Node]:
+    tree = Tree(1, b"r" * 32)
+    return [Node(NodeId(number + 1), tree, tree.root, b"", NO_BLOCKS, number) for number in range(count)]
+
+
+def numbers(order: Order) -> list[int]:
+    """The node ids in the order in which they go."""
+    popped = []
+    while (node := order.pop()) is not None:
+        assert node.order is None
+        popped.append(int(node.node_id))
+    return popped
+
+
+def test_least_recently_used() -> None:
+    """What was used last goes last; what is put first goes next."""
+    order = LeastRecentlyUsed()
+    one, two, three, four = nodes(4)
+    for node in (one, two, three, one):
+        order.use(node)
+    order.put_first(four)
+    assert order.first() is four
+    order.discard(two)
+    assert numbers(order) == [4, 3, 1]
+
+
+def test_sieve_spares_what_was_used_once_and_keeps_its_place() -> None:
+    """The hand passes a used node, goes on from there, and takes it in the next round; new ones come after it."""
+    order = Sieve()
+    made = nodes(6)
+    for node in made[:4]:
+        order.use(node)
+    order.use(made[0])
+    order.use(made[2])
+    assert order.pop() is made[1], "the first was used"
+    order.use(made[4])
+    assert order.pop() is made[3], "the third was used"
+    order.put_first(made[5])
+    assert order.pop() is made[5]
+    order.discard(made[2])
+    assert numbers(order) == [5, 1]
+
+
+def test_worth_counts_uses_and_ages() -> None:
+    """More uses, later; and what was once used much does not outlive all that came after it."""
+    order = Worth(lambda node: 1.0)
+    old, *new = nodes(8)
+    for _ in range(4):
+        order.use(old)
+    order.use(new[0])
+    order.use(new[0])
+    assert order.pop() is new[0], "the other one has more uses"
+    for node in new[1:]:
+        order.use(node)
+        order.use(node)
+        order.pop()
+    assert old.order is None, "it has aged"
+
+
+def test_worth_of_what_costs_more_is_more() -> None:
+    """Of equal uses, the cheaper one goes first: that is the depth of the policy `cost`."""
+    order = POLICIES["cost"].make_order()
+    shallow, deep = nodes(2)
+    deep.start = 10_000
+    order.use(deep)
+    order.use(shallow)
+    assert numbers(order) == [1, 2]
+    order = POLICIES["lfu"].make_order()
+    order.use(deep)
+    order.use(shallow)
+    assert numbers(order) == [1, 2], "equal worths go by number"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_dead_entries_do_not_pile_up(name: str) -> None:
+    """Uses cost no memory for good."""
+    order = POLICIES[name].make_order()
+    made = nodes(10)
+    for number in range(20_000):
+        order.use(made[number % 10])
+    assert len(getattr(order, "_heap", ())) <= 1100
+    assert len(order.nodes()) == 10
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Whatever is used, put, discarded and popped: an order holds exactly what a set would hold."""
+
+    make: Callable[[], Order]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = type(self).make()
+        self.all = nodes(6)
+        self.inside: set[int] = set()
+
+    @rule(which=st.integers(0, 5))
+    def use(self, which: int) -> None:
+        self.order.use(self.all[which])
+        self.inside.add(which)
+
+    @rule(which=st.integers(0, 5))
+    def put_first(self, which: int) -> None:
+        if which not in self.inside:
+            self.order.put_first(self.all[which])
+            self.inside.add(which)
+
+    @rule(which=st.integers(0, 5))
+    def discard(self, which: int) -> None:
+        if which in self.inside:
+            self.order.discard(self.all[which])
+            self.inside.discard(which)
+
+    @rule()
+    def pop(self) -> None:
+        expected = self.order.first()
+        node = self.order.pop()
+        assert node is expected
+        assert (node is None) == (not self.inside)
+        if node is not None:
+            self.inside.remove(self.all.index(node))
+
+    @invariant()
+    def is_a_set(self) -> None:
+        found = self.order.nodes()
+        assert sorted(self.all.index(node) for node in found) == sorted(self.inside)
+        for number, node in enumerate(self.all):
+            assert (node.order is self.order) == (number in self.inside)
+
+
+class LruMachine(OrderMachine):
+    make = LeastRecentlyUsed
+
+
+class SieveMachine(OrderMachine):
+    make = Sieve
+
+
+class WorthMachine(OrderMachine):
+    @staticmethod
+    def make() -> Order:
+        return POLICIES["cost"].make_order()
+
+
+for machine in (LruMachine, SieveMachine, WorthMachine):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLru, TestSieve, TestWorth = LruMachine.TestCase, SieveMachine.TestCase, WorthMachine.TestCase
