@@ -41,6 +41,8 @@ def _check_branch(state: CacheState, branch: KeptBranch, found: list[str]) -> No
     if hold.sealed > hold.num_tokens or hold.num_blocks != -(-hold.sealed // size):
         found.append(f"{name}: its table does not cover its sealed tokens")
         return
+    if hold.prefix_blocks * size > hold.num_tokens:
+        found.append(f"{name}: its prefix in a wider scope is longer than it is")
     if hold.num_published > hold.num_blocks:
         found.append(f"{name}: more is published than it holds")
         return

@@ -78,8 +78,6 @@ class ModelTokenizer:
         ids = self.encode(text, add_special_tokens=False)
         if self._style != "sentencepiece" or not text:
             return ids
-        if text.startswith(" "):
-            return self.encode(text[1:], add_special_tokens=False)  # the space that it puts is the one that is there
         line = self.encode("\n", add_special_tokens=False)
         whole = self.encode(f"\n{text}", add_special_tokens=False)
         return whole[len(line) :] if whole[: len(line)] == line else ids

@@ -197,6 +197,22 @@ def test_a_handle_is_of_use_to_its_tenant_alone() -> None:
     on_daemon(body)
 
 
+def test_a_revoked_key_is_of_no_use_any_more() -> None:
+    """The grant that it was given before is refused at once. Positive control: before, it works."""
+
+    async def body(rig: Rig) -> None:
+        decoder, stub = await rig.attach(), branches_of(rig)
+        kept = await keep(rig, decoder, list(range(10, 10 + B + 1)))
+        key = await rig.admin.CreateKey(admin_pb2.CreateKeyRequest(tenant="default", name="k"))
+        grant = await rig.grant(key.key)
+        fork = cache_pb2.ForkBranchRequest(grant=grant, handle=kept.handle, count=1, ttl_seconds=60)
+        await stub.ForkBranch(fork)
+        await rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=key.key_id))
+        assert (await code_of(stub.ForkBranch(fork)))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+    on_daemon(body)
+
+
 def test_another_model_cannot_continue_it() -> None:
     """The cache key is part of what a conversation is."""
 

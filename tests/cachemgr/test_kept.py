@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,38 @@ def test_what_cannot_be_had_anyway_costs_no_branch_its_blocks() -> None:
     rig.acquire(range(80, 80 + 8 * B))
     assert [view.num_blocks for view in rig.manager.list_branches().items] == [0], "positive control: now it fits"
     rig.check()
+
+
+def test_a_branch_whose_own_blocks_are_asked_for_is_no_room_for_them() -> None:
+    """What a request would share cannot be freed for it: nothing is dropped for nothing."""
+    rig = KeptRig(num_blocks=8)
+    tokens = list(range(10, 10 + 4 * B))
+    rig.kept(tokens, b"k")
+    running = rig.acquire(range(50, 50 + 3 * B))
+    with pytest.raises(ResourceExhausted):
+        rig.acquire([*tokens, *range(80, 80 + 3 * B)])
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [4]
+    rig.finish(running)
+    rig.finish(rig.acquire([*tokens, *range(80, 80 + 3 * B)]))
+    rig.drop(b"k")
+    rig.quiet()
+
+
+def test_a_copy_that_never_ran_is_no_part_of_what_is_kept() -> None:
+    """Released before its first step: only whole shared blocks are held, and all of its tokens are known."""
+    rig = KeptRig()
+    rig.serve(range(10, 10 + B + 3))
+    sequence = rig.acquire([*range(10, 10 + B + 2), 70, 71])
+    assert sequence.copy is not None
+    message = replace(rig.message(sequence, release=True), keep=Keep(b"k", 10**12))
+    rig.report(message)
+    assert [(view.num_tokens, view.num_blocks) for view in rig.manager.list_branches().items] == [(B + 4, 1)]
+    rig.check()
+    goes_on = rig.resume(b"k", [5])
+    assert goes_on.tokens == [*range(10, 10 + B + 2), 70, 71, 5]
+    rig.finish(goes_on)
+    rig.drop(b"k")
+    rig.quiet()
 
 
 def test_a_branch_gives_way_to_its_own_continuation() -> None:

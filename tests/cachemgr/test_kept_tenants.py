@@ -54,6 +54,19 @@ def test_a_flood_takes_no_kept_block_below_another_tenants_floor(no_store: bool)
     rig.quiet()
 
 
+def test_the_older_branch_of_a_tenant_at_its_floor_is_passed_by() -> None:
+    """A younger one of another tenant gives way instead."""
+    rig = KeptRig(num_blocks=12)
+    rig.manager.set_quota(OTHER, Quota(floor_blocks=4))
+    rig.kept(range(100, 100 + 4 * B), b"old", tenant="b", no_store=True)
+    rig.kept(range(300, 300 + 4 * B), b"young", tenant="c", no_store=True)
+    rig.finish(rig.acquire(range(8 * B)))
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [4, 0]
+    rig.drop(b"old", tenant="b")
+    rig.drop(b"young", tenant="c")
+    rig.quiet()
+
+
 @pytest.mark.parametrize("cut", [0, 2 * B + 1, 2 * B, B + 2, 3])
 def test_a_conversation_goes_on_in_the_scope_that_it_was_begun_in(cut: int) -> None:
     """Two blocks of a group, the tail private: continued from anywhere, without naming the group again."""

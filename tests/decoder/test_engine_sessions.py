@@ -211,6 +211,7 @@ def test_too_many_kept_conversations_are_refused_before_work() -> None:
     node.until(lambda: node.sink.done(2))
     error = node.sink.failed[2]
     assert isinstance(error, ResourceExhausted) and error.reason == "TOO_MANY_KEPT"
+    assert (2, 0) not in node.sink.tokens and 2 not in node.sink.cached
     run(node, request(3, prompt_of(5, seed=3)))
     drop_all(node, (1, 0))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,3 +274,16 @@ def test_kept_conversations_do_not_keep_others_out(pair: Node, solo: Solo, promp
         result = pair.generate(kept(tail, handle=handle, seconds=None, new=6))
         assert result.token_ids == solo(make_request([*base, *tail], new=6)).token_ids
     drop(pair, *(handle for _, handle in talks))
+
+
+def test_tessera_chat_sends_each_turn_alone_and_leaves_nothing(pair: Node) -> None:
+    """Three turns typed into the command: the prompt counts grow by one turn, what was said before is cached."""
+    lines = subprocess.run(
+        [sys.executable, "-m", "cli", "chat", "--endpoint", pair.target, "--state-dir", str(pair.state_dir),
+         "--max-tokens", "6"],
+        input="one\ntwo\nthree\n", capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+    counts = [(int(prompt), int(cached)) for prompt, cached in re.findall(r"(\d+) prompt tokens, (\d+) of them", lines)]
+    assert len(counts) == 3
+    for (before, _), (prompt, cached) in itertools.pairwise(counts):
+        assert prompt > before and before <= cached < prompt

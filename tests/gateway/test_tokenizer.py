@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from common.errors import InvalidArgument
 from common.paths import models_dir
@@ -259,6 +259,32 @@ def test_a_path_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path, tmp_path / "broken"):
         with pytest.raises(InvalidArgument):
             load_tokenizer(path)
+
+
+def sentencepiece() -> ModelTokenizer:
+    """A tokenizer that puts a space before a text and a BOS before that, with a token for each byte."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abcd", "\u2581a", "ab"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocabulary, merges=[("\u2581", "a"), ("a", "b")], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return ModelTokenizer(tokenizer, special_tokens={}, eos_token_ids=(), chat_template=None)
+
+
+@pytest.mark.parametrize("text", ["a", " a", "  a", "ab cd", " ab", "\nab", "\u00e9", "\n", " "])
+def test_text_that_goes_on_gets_no_beginning_of_its_own(text: str) -> None:
+    """Joined to what came before, the text is what both say: no BOS, no space that was not there."""
+    made = sentencepiece()
+    before = made.encode("cd", add_special_tokens=True)
+    joined = [*before, *made.encode_continuation(text)]
+    assert made.decode(joined) == "cd" + text
+    assert joined.count(1) == 1
+    assert made.encode(text, add_special_tokens=True)[0] == 1, "positive control: a text that stands alone begins so"
 
 
 def test_no_text_has_fewer_tokens_than_the_bound_says() -> None:
