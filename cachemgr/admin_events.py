@@ -30,7 +30,7 @@ class EventAdmin(AdminBase):
     """WatchEvents."""
 
     async def WatchEvents(
-        self, request: admin_pb2.WatchEventsRequest, _context: Any
+        self, request: admin_pb2.WatchEventsRequest, context: Any
     ) -> AsyncIterator[admin_pb2.WatchEventsResponse]:
         """First what is still known after the sequence, then what comes, until the caller goes."""
         for_reader = is_reader()
@@ -52,6 +52,8 @@ class EventAdmin(AdminBase):
                 },
             )
         after = request.after_sequence if request.HasField("after_sequence") else log.last_sequence
+        log.since(after, 1)
+        await context.send_initial_metadata(())  # the caller knows from here on that nothing escapes it
         while True:
             # The stream's own flow control holds this loop up where the reader is slow, until the log has gone on.
             events = log.since(after, PAGE_EVENTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def show_tree(prefixes: Sequence[Any]) -> str:
-    """Nodes below their parents, under the tenant or scope that owns them; at the root where the parent is not listed."""
+    """Nodes below their parents, under the tenant or scope that owns them; there too where no parent is listed."""
     known = {prefix.node for prefix in prefixes}
     below: dict[int, list[Any]] = {}
     roots: dict[str, list[Any]] = {}
