@@ -115,7 +115,8 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                     return
             # A broken stream looks like a closed one at first; the cancellation of this task comes a moment later.
             await asyncio.sleep(HALF_CLOSE_SECONDS)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, InvalidArgument):
+            # Whoever breaks the protocol still works with what it holds: it may come back and say what that is.
             self._sessions.disconnected(connection)
             raise
         finally:

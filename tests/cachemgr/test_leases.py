@@ -112,3 +112,16 @@ def test_deferred_runs_come_back_by_revision_or_by_lease() -> None:
     assert session.take_deferred(applied_revision=2) == []
     assert [run.tolist() for run in session.take_deferred(applied_revision=9)] == [[3], [4]]
     assert session.deferred == []
+
+
+def test_a_break_brings_no_deadline_nearer() -> None:
+    """A decoder that works on by its own clock, for it has not seen that its stream broke, is right to do so."""
+    book = LeaseBook(lease_ns=10, grace_ns=4)
+    session = book.open_session("d", 1, 0).session_id
+    book.leave(session, 1)
+    assert book.lapsed(9) == []
+    assert book.lapsed(10) == [session]
+    late = book.open_session("e", 2, 0).session_id
+    book.leave(late, 9)
+    assert late not in book.lapsed(12)
+    assert late in book.lapsed(13)
