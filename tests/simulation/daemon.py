@@ -16,7 +16,7 @@ from cachemgr.manager import CacheManager
 from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TesseraError
 from common.tokens import pack_tokens
 from tests.simulation import messages
-from tests.simulation.decoder import LEASE
+from tests.simulation.decoder import GRACE, LEASE
 from tests.simulation.kernel import MILLISECOND, Violation
 from tests.simulation.network import End, Link
 from tests.simulation.scenario import DUPLICATE, REORDER
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One open stream. `heard` is when it last said something."""
+    """One stream that is open, or whose session may come back."""
 
     link: Link
     session: SessionId | None = None
     decoder: str = ""
     process_id: int = 0
     last_sequence: int = 0
-    heard: int = 0
     is_broken: bool = False
     is_superseded: bool = False
     is_reclaiming: bool = False
@@ -54,6 +53,8 @@ class SimDaemon:
             epoch=1,
             name_bits=scenario.name_bits,
             fail_allocation=scenario.fail_allocation,
+            lease_ns=LEASE * 1000,
+            grace_ns=GRACE * 1000,
             on_free=world.invariants.freed,
         )
         self.streams: dict[int, Stream] = {}
@@ -65,7 +66,7 @@ class SimDaemon:
 
     def receive(self, link: Link, message: Any) -> None:
         """Something came on a stream."""
-        stream = self.streams.setdefault(link.number, Stream(link, heard=self.kernel.now))
+        stream = self.streams.setdefault(link.number, Stream(link))
         if stream.is_broken:
             return
         if isinstance(message, End):
@@ -76,14 +77,16 @@ class SimDaemon:
             self._close(stream)
             return
         stream.last_sequence = message.sequence
-        stream.heard = self.kernel.now
         try:
             result = self._run(stream, message.operation)
         except TesseraError as error:
             result = error
             self._say(f"refuses: {error.reason}")
         self.world.check()
-        stream.link.down.send(messages.Answer(message.sequence, result, self.manager.revision))
+        scrub = tuple(self.manager.take_scrub().tolist())
+        if scrub:
+            self._say(f"has {list(scrub)} scrubbed")
+        stream.link.down.send(messages.Answer(message.sequence, result, self.manager.revision, scrub))
         if self.kernel.chance(self.world.duplicates):
             self._say(f"hears a message of session {stream.session} twice")
             self.kernel.after(self.kernel.between(1, 500), self.receive, link, message)
@@ -136,6 +139,8 @@ class SimDaemon:
                 plan = manager.rollback(session, lease, num_tokens, now_ns)
                 self._say(f"rolls {lease} back to {num_tokens}: {plan}")
                 return plan
+            case messages.Heartbeat():
+                return manager.heartbeat(session, now_ns)
             case messages.MakeWritable(lease):
                 return manager.make_writable(session, lease, now_ns)
             case _:
@@ -198,6 +203,8 @@ class SimDaemon:
     # ---- sessions
 
     def _attach(self, stream: Stream, operation: messages.Attach) -> messages.Attached:
+        if operation.resume is not None:
+            return self._resume(stream, operation, operation.resume)
         for session, (decoder, process_id) in list(self.quarantined.items()):
             if (decoder, process_id) == (operation.decoder, operation.process_id):
                 self._release_quarantine(session)
@@ -211,13 +218,32 @@ class SimDaemon:
         )
         stream.decoder, stream.process_id = operation.decoder, operation.process_id
         self._say(f"attaches {operation.decoder} as session {stream.session}")
-        return messages.Attached(stream.session, self.world.scenario.num_blocks)
+        return messages.Attached(stream.session)
+
+    def _resume(self, stream: Stream, operation: messages.Attach, wanted: messages.Resume) -> messages.Attached:
+        old = next((item for item in self.streams.values() if item.session == wanted.session), None)
+        if old is None:
+            raise FailedPrecondition("the session is over", reason="SESSION_OVER")
+        if not old.is_broken:
+            self._silence(old)
+        self._say(f"hears what is held of session {wanted.session}: {[item.lease_id for item in wanted.held]}")
+        credit = np.array(wanted.credit, np.int32)
+        done = self.manager.resume(wanted.session, wanted.held, credit, self.kernel.now_ns)
+        del self.streams[old.link.number]
+        stream.session, stream.decoder, stream.process_id = old.session, operation.decoder, operation.process_id
+        self._say(f"goes on with session {stream.session}: leases {done.leases}, {len(done.replacements)} replaced")
+        return messages.Attached(wanted.session, done)
 
     def _close(self, stream: Stream) -> None:
         """The daemon ends a stream."""
+        self._silence(stream)
+        self._broken(stream)
+
+    @staticmethod
+    def _silence(stream: Stream) -> None:
+        stream.is_broken = True
         stream.link.down.close(0, lose=False)
         stream.link.up.silence()
-        self._broken(stream)
 
     def _broken(self, stream: Stream) -> None:
         stream.is_broken = True
@@ -225,6 +251,10 @@ class SimDaemon:
             del self.streams[stream.link.number]
         elif stream.is_superseded or stream.process_id in self.dead:
             self._end(stream)
+        else:
+            self.manager.away(stream.session, self.kernel.now_ns)
+            self._say(f"has no stream for session {stream.session}")
+            self.world.check()
 
     def _end(self, stream: Stream) -> None:
         """The session of a stream is over."""
@@ -242,8 +272,6 @@ class SimDaemon:
 
     def _late(self, session: SessionId, operation: Any) -> None:
         """An operation of a session that is over comes out of nowhere: it is refused and changes nothing."""
-        if isinstance(operation, messages.Heartbeat):
-            return
         before = self.manager.snapshot()
         try:
             self.perform(session, operation, None)
@@ -274,14 +302,13 @@ class SimDaemon:
 
     def _tick(self) -> None:
         self.kernel.after(MILLISECOND, self._tick)
-        self.manager.tick(self.kernel.now_ns)
-        for stream in list(self.streams.values()):
-            if stream.session is not None and self.kernel.now - stream.heard >= LEASE:
-                self._say(f"has not heard of session {stream.session} for its whole lease")
+        for session in self.manager.tick(self.kernel.now_ns):
+            self._say(f"has not heard of session {session} for too long")
+            for stream in [item for item in self.streams.values() if item.session == session]:
                 if not stream.is_broken:
-                    stream.link.down.close(0, lose=False)
-                    stream.link.up.silence()
+                    self._silence(stream)
                 self._end(stream)
+        self.world.check()
 
     def operate(self) -> None:
         """An operator does something."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LEASE = 20 * MILLISECOND
 BEAT = LEASE // 3
+GRACE = LEASE // 2
 RETRY = 3 * MILLISECOND
 
 
@@ -37,6 +38,7 @@ class SimDecoder:
         self.alive = False
         self.stopped = False
         self.arrivals = 0
+        self.apart_until = 0  # it is in another partition than the daemon
         self.life = 0
         self.start()
 
@@ -53,6 +55,7 @@ class SimDecoder:
         self.process_id = self.world.new_process()
         self.engine = Engine(self)
         self.session: SessionId | None = None
+        self.is_away = False  # the session's stream is broken
         self.link: Link | None = None
         self.inbox: deque[tuple[Link | None, Any]] = deque()
         self.pending: deque[tuple[int, int, Any, Any]] = deque()
@@ -110,11 +113,17 @@ class SimDecoder:
     # ---- the stream
 
     def connect(self) -> None:
-        """Opens a stream and attaches."""
+        """Opens a stream and attaches, unless that was done meanwhile."""
+        if self.link is not None:
+            return
         self.link = self.world.open_link(self)
         self.pending.clear()
         self.sequence = 0
-        self.ask(messages.Attach(self.name, self.process_id), None)
+        resume = None
+        if self.session is not None:
+            resume = messages.Resume(self.session, *self.engine.holdings())
+            self.say(f"presents {len(resume.held)} sequences")
+        self.ask(messages.Attach(self.name, self.process_id, resume), None)
 
     def ask(self, operation: Any, about: Any) -> None:
         """Sends an operation; `about` comes back with its answer."""
@@ -147,12 +156,23 @@ class SimDecoder:
             self.link.down.silence()
             self.link.up.close(self.kernel.between(0, 3000), lose=False)
         self.link = self.session = None
+        self.is_away = False
         self.engine.requeue_all()
+        self.later(self.kernel.between(100, 2000), self.connect)
+
+    def _leave(self) -> None:
+        """The stream broke: go on with what is held, and come back."""
+        if not self.is_good or self.kernel.chance(0.2):
+            self.lose("its stream ended")
+            return
+        self.say(f"has no stream for session {self.session}")
+        self.link, self.is_away = None, True
+        self.engine.leave_stream()
         self.later(self.kernel.between(100, 2000), self.connect)
 
     def _beat(self) -> None:
         self.later(BEAT, self._beat)
-        if self.session is not None:
+        if self.session is not None and not self.is_away:
             self.ask(messages.Heartbeat(), None)
 
     def _retry(self) -> None:
@@ -170,6 +190,9 @@ class SimDecoder:
         while self.inbox:
             self._handle(*self.inbox.popleft())
         if self.session is None:
+            return
+        if self.is_away and not self.is_good:
+            self.lose("its own clock says that the session may be over")
             return
         self.engine.run_copies()
         work = self.engine.plan()
@@ -192,7 +215,7 @@ class SimDecoder:
         elif link is not self.link:
             return
         elif isinstance(message, End):
-            self.lose("its stream ended")
+            self._leave()
         elif isinstance(message, messages.Reclaim):
             self.engine.reclaim += message.num_blocks
         else:
@@ -204,10 +227,16 @@ class SimDecoder:
             raise AssertionError("the simulated daemon left an operation unanswered")
         self.good_until = max(self.good_until, sent + LEASE)
         result = answer.result
+        self.world.memory.scrub(answer.scrub)
         match operation:
             case messages.Attach():
                 if isinstance(result, TesseraError):
                     self.lose(result.message)
+                    return
+                if result.resumed is not None:
+                    self.is_away = False
+                    self.engine.resumed(result.resumed)
+                    self.say(f"goes on with session {self.session}")
                     return
                 self.session = result.session
                 self.say(f"is attached as session {self.session}")

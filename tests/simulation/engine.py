@@ -12,7 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from cachemgr.ids import LeaseId
-from cachemgr.results import Acquired, Branch, CopyPlan, Reported
+from cachemgr.results import Acquired, Branch, CopyPlan, Replacement, Reported
+from cachemgr.resuming import Held, Resumed
 from common.errors import NotFound, ResourceExhausted, TesseraError
 from tests.simulation import messages
 from tests.simulation.kernel import Violation
@@ -45,6 +46,8 @@ class Engine:
         """Nothing that was held or asked for holds any more."""
         self.credit: list[int] = []
         self.copies: list[Sequence] = []
+        self.ending: set[LeaseId] = set()  # leases to be released when their rollback is answered
+        self.presented: list[Sequence] = []
         self.released: list[Any] = []
         self.asked = False
         self.refused = False
@@ -98,9 +101,49 @@ class Engine:
             sequence.let_go()
             self._wait(sequence)
 
+    def leave_stream(self) -> None:
+        """The stream broke: what runs goes on with what is here; what was asked for is asked for again."""
+        for sequence in [item for item in self.sequences if item.state == ACQUIRING]:
+            self._wait(sequence)
+        self.acquiring.clear()
+        for sequence in [item for item in self.running if item.state == HELD_UP]:
+            self.running.remove(sequence)
+            sequence.let_go()
+            self._wait(sequence)
+        self.released = []
+        self.ending.clear()
+        self.asked = self.refused = self.is_full = self.acknowledge = False
+
+    def holdings(self) -> tuple[tuple[Held, ...], tuple[int, ...]]:
+        """Everything that is held, for the daemon: sequences and credit."""
+        self.released = []
+        self.presented = list(self.running)
+        return tuple(item.held() for item in self.running), tuple(self.credit)
+
+    def resumed(self, answer: Resumed) -> None:
+        """The session goes on; sequences whose lease was not kept start again."""
+        for sequence, lease in zip(self.presented, answer.leases, strict=True):
+            if sequence in self.running and not lease:
+                if not self.world.lied(sequence.lease):
+                    raise Violation(f"{sequence.name}: what an honest decoder holds was not taken")
+                self.running.remove(sequence)
+                sequence.let_go()
+                self._wait(sequence)
+        self._replace(answer.replacements)
+        self.applied = max(self.applied, answer.revision)
+        self.acknowledge = True
+
+    def _replace(self, replacements: list[Replacement]) -> None:
+        for item in replacements:
+            for sequence in self.running:
+                if sequence.lease == item.lease_id:
+                    sequence.table[item.first_index : item.first_index + len(item.blocks)] = item.blocks.tolist()
+
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        if sequence.lease is not None:
+        if sequence.lease is not None and sequence.state == HELD_UP:
+            self.ending.add(sequence.lease)  # what the answer has scrubbed must still be ours then
+        elif sequence.lease is not None:
             self.released.append(sequence.news(release=True))
         sequence.let_go()
         self.is_full = self.refused = False
@@ -159,16 +202,20 @@ class Engine:
         self, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None
     ) -> None:
         """A rollback or a copy-on-write was answered."""
+        if lease in self.ending:
+            self.ending.discard(lease)
+            self.released.append(messages.SequenceReport(lease, release=True))
+            return
         if sequence.lease != lease or sequence.state != HELD_UP:
             return
         if isinstance(answer, NotFound) and self.world.lied(lease):
             return
+        sequence.state = RUNNING
         if isinstance(answer, ResourceExhausted):
             self._give_way(sequence)
             return
         if isinstance(answer, TesseraError):
             raise Violation(f"{sequence.name}: a rollback was refused: {answer.message}")
-        sequence.state = RUNNING
         sequence.table = sequence.table[: -(-kept // self.size)]
         if answer is not None:
             sequence.table[kept // self.size] = answer.target
@@ -182,10 +229,7 @@ class Engine:
         """A report was answered."""
         if isinstance(answer, TesseraError):
             raise Violation(f"a report was refused: {answer.message}")
-        for item in answer.replacements:
-            for sequence in self.running:
-                if sequence.lease == item.lease_id:
-                    sequence.table[item.first_index : item.first_index + len(item.blocks)] = item.blocks.tolist()
+        self._replace(answer.replacements)
         for refusal in answer.refusals:
             for sequence in [item for item in self.running if item.lease == refusal.lease_id]:
                 if not self.world.lied(refusal.lease_id):
@@ -274,6 +318,8 @@ class Engine:
 
     def report(self, *, in_need: bool = False) -> None:
         """Tells the daemon what there is to tell, if there is anything."""
+        if self.process.is_away:
+            return
         need = 0
         for sequence in self.running:
             last = len(sequence.request.prompt) + sequence.request.max_tokens - 1
@@ -295,7 +341,7 @@ class Engine:
             self.is_full = False
 
     def _admit(self) -> None:
-        while self.waiting and not self.hold and not self.is_full and len(self.acquiring) < 2:
+        while self.waiting and not (self.hold or self.is_full or self.process.is_away) and len(self.acquiring) < 2:
             if len(self.running) + len(self.acquiring) >= self.scenario.max_batch:
                 return
             if self.released:
@@ -334,7 +380,7 @@ class Engine:
             place += 1
         token = next_token(sequence.cells[place - 1], sequence.sample)
         cut = place < len(sequence.tokens)
-        if cut and (sequence.reported_tokens > place or self.kernel.chance(0.5)):
+        if cut and not self.process.is_away and (sequence.reported_tokens > place or self.kernel.chance(0.5)):
             # What was told is taken back by the daemon, too; else the daemon never hears of it.
             self._tell_all(sequence)
             self.process.ask(messages.Rollback(sequence.lease, place), (sequence, sequence.lease, place))  # type: ignore[arg-type]
@@ -374,6 +420,10 @@ class Engine:
                 branch.tokens.append(token)
                 branches.append(branch)
         if not branches:
+            return
+        if self.process.is_away:
+            for branch in branches:
+                self._wait(branch)
             return
         self._tell_all(trunk)
         asked = messages.Fork(trunk.lease, tuple(branch.sample for branch in branches), shared)  # type: ignore[arg-type]

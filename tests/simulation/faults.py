@@ -48,6 +48,7 @@ def _strike_decoder(world: World, decoder: SimDecoder, kind: str) -> None:
         if kind == kinds.PARTITION:
             kernel.say(f"network holds {decoder.name} off")
             link.hold(kernel.between(MILLISECOND, 45 * MILLISECOND))
+            decoder.apart_until = link.held_until
         elif kind == kinds.DELAY:
             link.hold(kernel.between(100, 4 * MILLISECOND))
         elif kind in (kinds.DROP, kinds.REORDER):
@@ -88,5 +89,6 @@ def heal(world: World) -> None:
             decoder.start()
         if decoder.stopped:
             decoder.go_on()
+        decoder.apart_until = 0
         if decoder.link is not None:
             decoder.link.held_until = 0

@@ -117,6 +117,16 @@ class Invariants:
         if not (own or (not tables and (block in session.credit or deferred))):
             raise Violation(f"{who} writes block {block}, which it does not hold alone")
 
+    def is_attached(self, process: SimDecoder) -> None:
+        """6: whoever believes by its own clock that its session lives is right."""
+        if process.session not in self._state.book.sessions:
+            raise Violation(f"{process.name} works on for session {process.session}, which is over")
+
+    def is_scrubbed(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
+        """Nothing of another tenant is left in a block that a sequence begins to use."""
+        if self._world.memory.strangers(block, sequence.request.owner):
+            raise Violation(f"{process.name} for {sequence.name}: block {block} holds what another tenant left")
+
     # ---- the end
 
     def is_drained(self) -> bool:

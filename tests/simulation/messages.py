@@ -10,15 +10,26 @@ from typing import Any
 
 from cachemgr.ids import LeaseId, SessionId
 from cachemgr.results import SequenceReport
+from cachemgr.resuming import Held, Resumed
 from tests.simulation.workload import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First on a stream."""
+    """First on a stream; `resume` goes on with the session of an earlier one."""
 
     decoder: str
     process_id: int
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a decoder holds."""
+
+    session: SessionId
+    held: tuple[Held, ...]
+    credit: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class Answer:
     sequence: int
     result: Any
     revision: int
+    scrub: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,7 @@ class Attached:
     """The answer to an attach."""
 
     session: SessionId
-    num_blocks: int
+    resumed: Resumed | None = None
 
 
 @dataclass(frozen=True, slots=True)

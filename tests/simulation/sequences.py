@@ -8,6 +8,7 @@ import numpy as np
 
 from cachemgr.ids import LeaseId
 from cachemgr.results import CopyPlan, SequenceReport
+from cachemgr.resuming import Held
 from common.tokens import pack_tokens
 from tests.simulation.memory import cells_of
 from tests.simulation.workload import Request
@@ -96,6 +97,15 @@ class Sequence:
     def has_news(self, size: int) -> bool:
         """Whether the daemon must be told."""
         return bool(self.taken) or self.copied or self.computed // size > self.reported_sealed // size or self.lie
+
+    def held(self) -> Held:
+        """All of it, as it is now; from now on only what comes after is news."""
+        assert self.lease is not None
+        known = max(self.computed, self.reported_tokens)
+        self.reported_tokens, self.reported_sealed = known, self.computed
+        self.taken, self.copied = [], False
+        tokens = pack_tokens(np.array(self.tokens[:known], np.int32))
+        return Held(self.lease, tokens, np.array(self.table, np.int32), self.computed, self.copy)
 
     def news(self, *, release: bool = False) -> SequenceReport:
         """What the daemon has not been told; drafts that are computed are told too."""

@@ -75,7 +75,9 @@ class World:
     def open_link(self, decoder: SimDecoder) -> Link:
         """A stream from a decoder to the daemon."""
         self._links += 1
-        return Link(self.kernel, self._links, self.scenario.latency, self._to_daemon, decoder.receive)
+        link = Link(self.kernel, self._links, self.scenario.latency, self._to_daemon, decoder.receive)
+        link.held_until = decoder.apart_until
+        return link
 
     def _to_daemon(self, link: Link, message: Any) -> None:
         self.daemon.receive(link, message)
@@ -142,10 +144,12 @@ class World:
     def copy(self, process: SimDecoder, sequence: Sequence, plan: CopyPlan) -> None:
         """A decoder runs a copy-on-write."""
         self.invariants.may_write(process, sequence, plan.target)
+        self.invariants.is_scrubbed(process, sequence, plan.target)
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:
         """A decoder attends to everything that a sequence has computed."""
+        self.invariants.is_attached(process)
         who = f"{process.name} for {sequence.name} of {sequence.request.tenant}"
         self.memory.read(sequence.table, sequence.cells, sequence.computed, who)
 
@@ -157,6 +161,7 @@ class World:
             block = sequence.table[position // size]
             if block != last:
                 self.invariants.may_write(process, sequence, block)
+                self.invariants.is_scrubbed(process, sequence, block)
                 last = block
             self.memory.write(block, position % size, sequence.cells[position])
 
