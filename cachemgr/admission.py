@@ -180,9 +180,9 @@ def acquire(
     state.events.add(
         "lease_granted",
         now_ns,
-        owner=owner,
-        session=session.session_id,
-        lease=lease.lease_id,
+        owner,
+        session.session_id,
+        lease.lease_id,
         num_tokens=num_tokens,
         cached_tokens=lease.granted,
     )

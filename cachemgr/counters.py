@@ -35,12 +35,12 @@ class Counters:
     def count_eviction(self, owner: int, num_blocks: int) -> None:
         """Blocks of one owner that were evicted."""
         self.evictions += num_blocks
-        self.tenants.setdefault(owner, TenantCounters()).evictions += num_blocks
+        self._tenant(owner).evictions += num_blocks
 
     def count_admission(self, owner: int, cached_tokens: int, prompt_tokens: int) -> None:
         """One admitted request, once: a hit if it found at least one token."""
         self.prompt_tokens += prompt_tokens
-        tenant = self.tenants.setdefault(owner, TenantCounters())
+        tenant = self._tenant(owner)
         if cached_tokens:
             self.hits += 1
             self.hit_tokens += cached_tokens
@@ -49,3 +49,9 @@ class Counters:
         else:
             self.misses += 1
             tenant.misses += 1
+
+    def _tenant(self, owner: int) -> TenantCounters:
+        counters = self.tenants.get(owner)
+        if counters is None:
+            counters = self.tenants[owner] = TenantCounters()
+        return counters

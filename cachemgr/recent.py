@@ -27,11 +27,14 @@ class Admission(NamedTuple):
     cached_tokens: int
 
 
+_TOKENS: Final = 3  # the place of `tokens` in an `Admission`
+
+
 class RecentAdmissions:
     """A ring of the newest admissions."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_admissions: int = MAX_ADMISSIONS) -> None:
-        self._ring: deque[Admission] = deque()
+        self._ring: deque[tuple[bytes, bytes, int, bytes, int]] = deque()
         self._max_bytes = max_bytes
         self._max_admissions = max_admissions
         self._bytes = 0
@@ -42,14 +45,14 @@ class RecentAdmissions:
     def add(self, root: bytes, prefix_root: bytes, prefix_blocks: int, tokens: bytes, cached_tokens: int) -> None:
         """Appends one, forgetting the oldest where they are too many."""
         ring = self._ring
-        ring.append(Admission(root, prefix_root, prefix_blocks, tokens, cached_tokens))
+        ring.append((root, prefix_root, prefix_blocks, tokens, cached_tokens))  # a third of an `Admission`'s cost
         self._bytes += len(tokens)
         while self._bytes > self._max_bytes or len(ring) > self._max_admissions:
-            self._bytes -= len(ring.popleft().tokens)
+            self._bytes -= len(ring.popleft()[_TOKENS])
 
     def copy(self) -> list[Admission]:
         """All of them, the oldest first; what comes later does not change it."""
-        return list(self._ring)
+        return list(map(Admission._make, self._ring))
 
 
 def block_names(admission: Admission, block_bytes: int) -> list[bytes]:

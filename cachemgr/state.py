@@ -170,9 +170,9 @@ class CacheState:
         if not len(blocks):
             return
         owners = self.pool.owner.take(blocks)
-        first = int(owners[0])
-        runs = [(first, blocks)]
-        if not (owners == first).all():
+        raw = owners.tobytes()
+        runs = [(owners.item(0), blocks)]
+        if raw != raw[: owners.itemsize] * len(owners):  # a fifth of what comparing the array costs
             runs = [(owner, blocks[owners == owner]) for owner in np.unique(owners).tolist()]
         for owner, run in runs:
             self.events.add("blocks_evicted", self.now_ns, owner=owner, blocks=run, cause=cause)
@@ -189,15 +189,10 @@ class CacheState:
     def publish(self, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
         """Marks blocks that the index lists since this step."""
         self.pool.publish(blocks)
-        last = blocks[-1]
+        last = blocks.item(-1)
+        owner, generation = self.pool.owner.item(last), self.pool.generation.item(last)
         self.events.add(
-            "blocks_published",
-            self.now_ns,
-            owner=int(self.pool.owner[last]),
-            session=lease.session_id,
-            lease=lease.lease_id,
-            blocks=blocks,
-            generation=int(self.pool.generation[last]),
+            "blocks_published", self.now_ns, owner, lease.session_id, lease.lease_id, blocks, generation
         )
         if self.journal is not None:
             self._record(self.journal, lease, first_index, tokens, blocks)
@@ -268,7 +263,7 @@ class CacheState:
         """Removes a lease that holds nothing any more, and its trees if that was all there was."""
         self.waits.leave(lease)
         self.book.remove(lease)
-        self.events.add("lease_ended", self.now_ns, owner=lease.owner, session=lease.session_id, lease=lease.lease_id)
+        self.events.add("lease_ended", self.now_ns, lease.owner, lease.session_id, lease.lease_id)
         self.index.forest.forget_if_empty(lease.tree)
         if lease.prefix_tree is not None:
             self.index.forest.forget_if_empty(lease.prefix_tree)
