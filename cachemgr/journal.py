@@ -161,6 +161,11 @@ class IndexJournal:
             self.flush()
         self.checksums[blocks] = 0
 
+    def erase(self, blocks: BlockRun) -> None:
+        """Forgets blocks, and what they held."""
+        self.unpublish(blocks)
+        self.rows[blocks] = 0
+
     def keep_only(self, blocks: BlockRun) -> None:
         """Forgets all other blocks."""
         drop = np.ones(len(self.checksums), np.bool_)

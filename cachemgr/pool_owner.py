@@ -152,6 +152,7 @@ class PoolOwner:
         """Let the daemon's hold on the memory go. Harmless when repeated."""
         if self._arena is not None:
             self._arena.close()
+        self.succession.close()
 
     def _create(self, layout: KvLayout) -> CacheManager:
         num_blocks = self._size.blocks_for(layout)

@@ -33,5 +33,8 @@ class Recorder(Protocol):
     def unpublish(self, blocks: BlockRun) -> None:
         """The index lists these no more. Told before anybody else can be given them."""
 
+    def erase(self, blocks: BlockRun) -> None:
+        """As `unpublish`, and nothing of what they held stays on record."""
+
     def flush(self) -> None:
         """The step is over: what was gathered of it is recorded now."""

@@ -128,6 +128,11 @@ class Succession:
             self._late = set(orphan.waiting)
         return bool(self._late)
 
+    def close(self) -> None:
+        """The daemon ends. Where nobody has its arena, the next one has nothing to adopt."""
+        if self._holders is not None and not self._holders.holders():
+            discard_journal(self._path)
+
     @property
     def has_late(self) -> bool:
         """Whether there are such decoders still."""

@@ -77,6 +77,8 @@ def purge(state: CacheState, tenant: TenantId) -> int:
     end_pins(state, owner)
     blocks, dropped = state.index.remove_owner(owner)
     state.forget_names(blocks)
+    if state.journal is not None:
+        state.journal.erase(blocks)
     state.note_unlisted(blocks, "purged")
     state.pool.unpublish(blocks)
     end_all(state, owner, dropped)

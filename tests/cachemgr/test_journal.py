@@ -71,6 +71,19 @@ def test_single_blocks_are_recorded_when_the_step_is_over_and_before_any_is_unli
     assert set(read(memory)) == {3, 6, 7}
 
 
+def test_what_is_erased_leaves_no_token_behind() -> None:
+    """A purge takes the tokens of its blocks out of the file, where an eviction only strikes them off."""
+    memory = make_memory(BLOCKS, TOKENS)
+    world = World(IndexJournal(memory), random.Random(1))
+    tokens = np.array([0x5EC4E7] * TOKENS * 2, "<i4").tobytes()
+    world.journal.publish("alice", world._tree("alice", 0, 0), 0, tokens, np.array([3, 5]), 0)
+    world.journal.unpublish(np.array([5]))
+    assert memory.tobytes().count(b"\xe7\xc4\x5e") == 2 * TOKENS
+    world.journal.erase(np.array([3, 5]))
+    assert memory.tobytes().count(b"\xe7\xc4\x5e") == 0
+    assert read(memory) == {}
+
+
 def deaths(seed: int) -> int:
     """Runs a world again and again, each time with one store more before its death. Returns how often it died."""
     lives = 0
