@@ -21,6 +21,7 @@ NO_OWNER: Final = 0
 CLEAN: Final = 0  # of `dirty_owner`: never written, or zeroed
 ANYONE: Final = -1  # of `dirty_owner`: written by nobody knows whom
 
+_FEW: Final = 8  # up to so many, Python's own loop is cheaper than numpy's fixed costs
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
 
 
@@ -47,9 +48,9 @@ class Ownership:
         self.charged[owner] += len(blocks)
         dirty = self.dirty_owner.take(blocks)
         other = dirty != owner
-        if owner != NO_OWNER and not other.any():
+        if owner != NO_OWNER and not np.count_nonzero(other):
             return
-        if dirty.any():
+        if np.count_nonzero(dirty):
             crossing = blocks[other & (dirty != CLEAN)]
             if len(crossing):
                 self._scrub.append(crossing)
@@ -90,7 +91,11 @@ class Ownership:
 
     def uncharge(self, blocks: BlockRun) -> None:
         """Active or cached blocks are free or quarantined now."""
-        _count(self.charged, self.owner.take(blocks), -1)
+        if len(blocks) <= _FEW:
+            for block in blocks.tolist():
+                self.charged[self._owners[block]] -= 1
+        else:
+            _count(self.charged, self.owner.take(blocks), -1)
 
     def rest(self, blocks: BlockRun) -> None:
         """Active blocks are cached now."""
@@ -112,8 +117,8 @@ class Ownership:
     def drop(self, blocks: BlockRun) -> None:
         """Cached blocks are free now."""
         owners = self.owner.take(blocks)
-        first = int(owners[0])
-        if (owners == first).all():
+        first = owners.item(0)
+        if np.count_nonzero(owners == first) == len(owners):
             self.charged[first] -= len(blocks)
             self.idle[first] -= len(blocks)
             return
@@ -125,8 +130,8 @@ def _count(counts: defaultdict[int, int], owners: NDArray[np.int32], step: int) 
     """Adds `step` to the count of the owner of each block of a run."""
     if not len(owners):
         return
-    first = int(owners[0])
-    if (owners == first).all():
+    first = owners.item(0)
+    if np.count_nonzero(owners == first) == len(owners):
         counts[first] += step * len(owners)
         return
     for owner, number in enumerate(np.bincount(owners).tolist()):
