@@ -1,8 +1,12 @@
-"""Options of the simulation; see docs/testing.md."""
+"""Options of the simulation, and Hypothesis without chance: see docs/testing.md."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same-every-time", derandomize=True)
+settings.load_profile("same-every-time")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
