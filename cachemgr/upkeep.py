@@ -63,7 +63,7 @@ def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *,
     state.revision += 1
     count = state.pool.num_cached if num_blocks is None else num_blocks
     if tenant is None:
-        return state.evict(count, dict.fromkeys(state.index.forest.queue.owners, count), "operator")
+        return state.evict(count, dict.fromkeys(range(1, len(state.tenant_names)), count), "operator")
     owner = state.known_owner(tenant)
     return state.evict(count, {owner: count}, "operator")
 

@@ -124,6 +124,16 @@ def test_evicted_and_partly_computed_again() -> None:
     )
 
 
+def test_another_prompt_that_stops_where_one_was_evicted_is_none_of_it() -> None:
+    """A run that went began with other tokens: it says nothing about this prompt."""
+    rig = Rig()
+    rig.serve(PROMPT)
+    rig.manager.evict(num_blocks=4)
+    rig.serve(range(600, 600 + 2 * B))
+    assert explain(rig, [*range(600, 600 + 2 * B), *PROMPT[2 * B :]]).reason is MissReason.NEVER_SEEN
+    assert explain(rig, PROMPT).reason is MissReason.EVICTED
+
+
 def test_an_evicted_tail_is_known_by_its_tokens() -> None:
     """A partly filled block that went is told apart from one that held something else."""
     rig = Rig()

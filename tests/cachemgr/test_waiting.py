@@ -214,6 +214,17 @@ def test_a_shared_prefix_is_waited_for_across_tenants_and_no_token_more() -> Non
     assert ready(rig) == [own.wait_id]
 
 
+def test_of_a_shorter_prefix_only_its_own_blocks_are_waited_for() -> None:
+    """What a producer computes behind its prefix is private: a longer prefix waits for the common part alone."""
+    rig = Rig()
+    first = rig.acquire(PROMPT, tenant="a", scope=PUBLIC, num_tokens=2 * B)
+    wait = waits(rig, PROMPT, tenant="b", scope=PUBLIC, num_tokens=5 * B)
+    assert wait.coming_tokens == 2 * B
+    seal(rig, first, 2 * B)
+    assert ready(rig) == [wait.wait_id]
+    assert isinstance(ask(rig, PROMPT, tenant="b", scope=PUBLIC, num_tokens=5 * B), Acquired)
+
+
 def test_of_two_producers_the_one_that_goes_further_is_waited_for() -> None:
     """The longest common prefix is chosen; a wait names its own producer, whatever becomes of others."""
     rig = Rig()
