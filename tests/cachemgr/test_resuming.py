@@ -304,3 +304,19 @@ def test_a_session_of_another_epoch_or_without_a_deadline_is_found() -> None:
     session.attached_ns = 0
     session.epoch += 1
     assert rig.manager.check_integrity() != []
+
+
+def test_credit_in_the_table_of_a_misfit_waits_for_the_acknowledgement() -> None:
+    """The decoder may be writing it until it hears that the lease is over: it is free after that, not before."""
+    rig = Rig()
+    with_credit(rig, 1)
+    bad = rig.acquire(PROMPT)
+    for token in (20, 21, 22, 23):
+        assert rig.grow(bad, token)
+    held = replace(held_of(bad), tokens=pack([9] * 13))
+    free = rig.manager.snapshot().free_blocks
+    assert come_back(rig, held).leases == [0]
+    assert rig.manager.snapshot().free_blocks == free
+    rig.report()
+    assert rig.manager.snapshot().free_blocks == free + 4
+    wind_up(rig)

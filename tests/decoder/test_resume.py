@@ -12,10 +12,11 @@ import pytest
 
 from common.errors import Unavailable
 from common.rpc import unix_target
+from decoder.batch import StepBatch
 from tessera.admin.v1 import admin_pb2
 from tests.cachemgr.daemon_rig import Rig, attach_request, running
 from tests.decoder.cut_proxy import CutProxy
-from tests.decoder.rig import greedy_oracle, prompt_of, solo
+from tests.decoder.rig import Node, greedy_oracle, prompt_of, solo
 from tests.decoder.rig import request as plain_request
 from tests.decoder.test_cache_client import Decoder, until
 
@@ -170,3 +171,31 @@ def test_tokens_of_a_step_in_which_the_lease_ran_out_are_not_given_out() -> None
             await quiet(rig)
 
     asyncio.run(inside())
+
+
+def test_a_step_that_ended_after_the_lease_is_not_committed_and_runs_again() -> None:
+    """The lease runs out while the model computes: no token of that step is told, none is computed until it is alive
+    again, and then the same tokens come, once."""
+    node = Node()
+    fenced = False
+    node.client.is_fenced = lambda session: fenced  # type: ignore[method-assign]
+
+    def run_out(batch: StepBatch) -> None:
+        nonlocal fenced
+        fenced = True
+
+    node.submit(plain_request(1, prompt_of(6), max_tokens=12))
+    node.step(5)
+    told = len(node.sink.tokens[1, 0])
+    node.model.on_forward = run_out
+    node.step(3)
+    computed = len(node.model.batches)
+    assert len(node.sink.tokens[1, 0]) == told
+    node.step(3)
+    assert len(node.model.batches) == computed, "nothing is computed meanwhile"
+    node.model.on_forward = lambda batch: None
+    fenced = False
+    node.finish(1)
+    assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(6), 12)
+    assert told < 12, "positive control: there was something to tell"
+    node.assert_quiet()

@@ -122,9 +122,7 @@ def test_a_decoder_that_goes_on_in_time_loses_nothing(fenced: Node, solo: Solo, 
         told = call.stream.num_tokens
         os.kill(process, signal.SIGSTOP)
         try:
-            poll(
-                lambda: _seconds_left(fenced, process) < LEASE_SECONDS / 2, within=10, what="half the lease is gone"
-            )
+            poll(lambda: _seconds_left(fenced, process) < LEASE_SECONDS / 2, within=10, what="half the lease is gone")
         finally:
             os.kill(process, signal.SIGCONT)
         poll(lambda: call.stream.num_tokens > told, within=10, what="it goes on")  # noqa: B023
