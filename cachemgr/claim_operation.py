@@ -7,29 +7,56 @@ out. Called by `service.py`.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+from dataclasses import dataclass
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.claim_plans import Claim
 from cachemgr.clocks import Clocks
+from cachemgr.grants import GrantSigner
 from cachemgr.ids import TenantId
+from cachemgr.keys import derive_root
 from cachemgr.links import Connection
-from cachemgr.operations import Operations
+from cachemgr.operations import MAX_PRIORITY, MAX_REQUEST_ID_CHARACTERS, MAX_SAMPLE, cache_key_of
 from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.results import ScopeSpan
 from cachemgr.resume_operation import check_size, held_of, resumed_message
-from cachemgr.session_fields import check_decoder, layout_of, unpack_blocks
+from cachemgr.scopes import resolve_prefix
+from cachemgr.session_fields import check_decoder, check_most, check_text, check_ttl, layout_of, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.succession import Orphan
+from cachemgr.tenants import Tenants
 from common.errors import FailedPrecondition, PermissionDenied, TesseraError
 from tessera.cache.v1 import cache_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """What shows whose a held sequence is."""
+
+    tenants: Tenants
+    signer: GrantSigner
+    clocks: Clocks
+
+    def identity_of(self, held: cache_pb2.HeldSequence, field: str) -> tuple[TenantId, bytes, ScopeSpan | None]:
+        """Tenant, root and prefix, whatever became of the grant or its key since. Raises Unauthenticated for a grant
+        that was never one, or of a tenant that is gone; InvalidArgument."""
+        grant = self.signer.verify(held.grant, self.clocks.steady_ns(), accepted_before=True)
+        self.tenants.check_key(grant.tenant, grant.key_id, self.clocks.wall_ns(), admitted=True)
+        key = cache_key_of(held.key, f"{field}.key")
+        prefix = None
+        if held.HasField("prefix"):
+            with contextlib.suppress(PermissionDenied):
+                prefix = resolve_prefix(self.tenants, grant.tenant, key, held.prefix, held.tokens, f"{field}.prefix")
+        return grant.tenant, derive_root(self.tenants.secret(grant.tenant), key), prefix
 
 
 def claim(
     owner: PoolOwner,
     sessions: Sessions,
-    operations: Operations,
+    proofs: Proofs,
     handoff: Handoff,
-    clocks: Clocks,
     connection: Connection,
     request: cache_pb2.AttachRequest,
 ) -> cache_pb2.SessionResponse:
@@ -49,12 +76,12 @@ def claim(
         return cache_pb2.SessionResponse(attach=cache_pb2.AttachResponse(arena_wanted=True, arena_token=token))
     wanted = request.resume
     check_size(wanted)
-    claims = [_claim_of(operations, message, number) for number, message in enumerate(wanted.sequences)]
+    claims = [_claim_of(proofs, message, number) for number, message in enumerate(wanted.sequences)]
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
     manager = owner.require()
     link = sessions.attach(connection, manager, request.decoder_name, request.process_id)
     try:
-        done = manager.claim(link.session, claims, credit, clocks.steady_ns())
+        done = manager.claim(link.session, claims, credit, proofs.clocks.steady_ns())
     except TesseraError:
         sessions.take_back(link, connection)
         raise
@@ -78,11 +105,16 @@ def _orphan_of(owner: PoolOwner, request: cache_pb2.AttachRequest) -> Orphan:
     return orphan
 
 
-def _claim_of(operations: Operations, message: cache_pb2.HeldSequence, number: int) -> Claim:
+def _claim_of(proofs: Proofs, message: cache_pb2.HeldSequence, number: int) -> Claim:
     """One held sequence; one whose grant proves nothing is to be refused, and its blocks are let go with care."""
-    held = held_of(message, f"resume.sequences[{number}]")
+    field = f"resume.sequences[{number}]"
+    held = held_of(message, field)
+    check_text(f"{field}.request_id", message.request_id, MAX_REQUEST_ID_CHARACTERS)
+    check_most(f"{field}.sample", message.sample, MAX_SAMPLE)
+    check_most(f"{field}.priority", message.priority, MAX_PRIORITY)
+    ttl_ns = check_ttl(f"{field}.ttl_seconds", message.ttl_seconds)
     try:
-        tenant, root, prefix = operations.identity_of(message)
+        tenant, root, prefix = proofs.identity_of(message, field)
     except TesseraError:
         return Claim(held, TenantId(""), b"", message.request_id, message.sample, valid=False)
     return Claim(
@@ -93,6 +125,6 @@ def _claim_of(operations: Operations, message: cache_pb2.HeldSequence, number: i
         message.sample,
         no_store=message.no_store,
         priority=message.priority,
-        ttl_ns=int(message.ttl_seconds * 1e9),
+        ttl_ns=ttl_ns,
         prefix=prefix,
     )

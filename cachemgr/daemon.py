@@ -20,6 +20,7 @@ from cachemgr.arena.handoff import Handoff
 from cachemgr.audit import AuditLog
 from cachemgr.audit_calls import AuditInterceptor
 from cachemgr.branch_service import BRANCH_SERVICE, BranchService
+from cachemgr.claim_operation import Proofs
 from cachemgr.clocks import Clocks
 from cachemgr.first_start import NodeSecrets, ensure_default_tenant, ensure_secrets
 from cachemgr.grants import GrantSigner
@@ -181,6 +182,7 @@ class Daemon:
             operations=operations,
             faults=self._options.faults,
             clocks=self._clocks,
+            proofs=Proofs(tenants, signer, self._clocks),
         )
         cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)  # type: ignore[no-untyped-call]
         credentials = CredentialService(tenants=tenants, signer=signer, clocks=self._clocks)

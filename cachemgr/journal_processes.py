@@ -68,7 +68,7 @@ class HolderTable:
         """Enters or renews a decoder. False where the table is full: nobody may be given the arena then."""
         slot = self._slots.get(_key(holder))
         known = None if slot is None else self._table.read(slot)
-        if known is not None and _unpack(known).session != holder.session:
+        if known is not None and _unpack(known).token_digest != holder.token_digest:
             older = _unpack(known)
             holder = replace(holder, earlier_session=older.session, earlier_digest=older.token_digest)
         if slot is None:

@@ -7,7 +7,6 @@ a time. It holds no state of its own.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Final
 
 import numpy as np
@@ -189,20 +188,6 @@ class Operations:
             if request.resumed:
                 return None
             raise
-
-    def identity_of(self, held: cache_pb2.HeldSequence) -> tuple[TenantId, bytes, ScopeSpan | None]:
-        """Tenant, root and prefix of a sequence that an earlier daemon leased; whatever became of its grant since.
-
-        Raises Unauthenticated for a grant that was never one, NotFound for a tenant that is gone, InvalidArgument.
-        """
-        grant = self._signer.verify(held.grant, self._clocks.steady_ns(), accepted_before=True)
-        self._tenants.check_key(grant.tenant, grant.key_id, self._clocks.wall_ns(), admitted=True)
-        key = cache_key_of(held.key)
-        prefix = None
-        if held.HasField("prefix"):
-            with contextlib.suppress(PermissionDenied):
-                prefix = resolve_prefix(self._tenants, grant.tenant, key, held.prefix, held.tokens, "resume.prefix")
-        return grant.tenant, derive_root(self._tenants.secret(grant.tenant), key), prefix
 
     def _tenant_and_root(
         self, session: SessionId, request: cache_pb2.AcquireRequest

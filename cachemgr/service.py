@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.branch_operations import commit, make_writable, rollback
-from cachemgr.claim_operation import claim
+from cachemgr.claim_operation import Proofs, claim
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
 from cachemgr.ids import SessionId
@@ -64,7 +64,9 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         operations: Operations,
         faults: Faults,
         clocks: Clocks,
+        proofs: Proofs,
     ) -> None:
+        self._proofs = proofs
         self._clocks = clocks
         self._owner = owner
         self._sessions = sessions
@@ -147,8 +149,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
         older = request.HasField("resume") and request.resume.epoch != self._owner.epoch
         if older and self._owner.succession.orphan is not None:
-            handoff, operations = self._handoff, self._operations
-            return claim(self._owner, self._sessions, operations, handoff, self._clocks, connection, request)
+            return claim(self._owner, self._sessions, self._proofs, self._handoff, connection, request)
         if request.HasField("resume"):
             check_decoder(request)
             layout = layout_of(request.layout)

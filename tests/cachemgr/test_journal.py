@@ -250,6 +250,7 @@ def test_processes_are_kept_until_they_are_removed() -> None:
     assert table.put(older)
     assert table.put(HolderProcess(own.process_id, own.start_time, "decoder-0", 2, b"e" * 16))
     found = HolderTable(IndexJournal(memory).processes).holders()
+    assert [holder.earlier_digest for holder in found if holder.session == 2] == [b"d" * 16]
     assert sorted((holder.start_time, holder.session) for holder in found) == [
         (older.start_time, 1),
         (own.start_time, 2),

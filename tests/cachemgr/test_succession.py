@@ -1,0 +1,450 @@
+"""A real cache manager process is killed and started again; this process plays its decoders, over the real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from common.arena_wire import fetch_arena, return_arena
+from common.errors import PermissionDenied
+from common.layout import NONCE_BYTES
+from common.paths import StatePaths
+from common.rpc import open_channel, unix_target
+from common.tokens import pack_tokens
+from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
+from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
+from tests.cachemgr.daemon_rig import KEY, SessionClient, acquire_request, attach_request, ids, report_request
+from tests.cachemgr.rig import ROOT, eventually_async
+
+BLOCKS = 16
+PROMPT = list(range(1, 11))
+
+
+class Killable:
+    """A cache manager process on a state directory of its own, and clients of its newest life."""
+
+    def __init__(self, state_dir: Path, *options: str) -> None:
+        self.paths = StatePaths(state_dir)
+        self._command = [
+            sys.executable, "-m", "cachemgr", "--state-dir", str(state_dir), "--pool-blocks", str(BLOCKS), *options,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self.admin: Any = None
+        self.log = state_dir / "cachemgr.log"
+
+    async def start(self) -> None:
+        """Start it, and connect."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stderr=log, stdout=log)
+        await eventually_async(self._connected)
+
+    async def _connected(self) -> bool:
+        await self._stack.aclose()
+        if not self.paths.admin_key.exists() or not self.paths.admin_socket.exists():
+            return False
+        self.internal = await self._channel(self.paths.cachemgr_socket, self.paths.internal_key)
+        self.admin = admin_pb2_grpc.AdminServiceStub(  # type: ignore[no-untyped-call]
+            await self._channel(self.paths.admin_socket, self.paths.admin_key)
+        )
+        try:
+            await self.admin.GetSnapshot(admin_pb2.GetSnapshotRequest(), timeout=1)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    async def _channel(self, socket: Path, key: Path) -> grpc.aio.Channel:
+        return await self._stack.enter_async_context(open_channel(unix_target(socket), key.read_text().strip()))
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def close(self) -> None:
+        """The end of it."""
+        await self._stack.aclose()
+        self.kill()
+
+    async def snapshot(self) -> admin_pb2.GetSnapshotResponse:
+        """All counters."""
+        answer: admin_pb2.GetSnapshotResponse = await self.admin.GetSnapshot(admin_pb2.GetSnapshotRequest())
+        return answer
+
+    async def violations(self) -> list[str]:
+        """What CheckIntegrity says."""
+        answer = await self.admin.CheckIntegrity(admin_pb2.CheckIntegrityRequest())
+        return list(answer.violations)
+
+    async def grant(self) -> bytes:
+        """A grant of the default tenant."""
+        stub: Any = cache_pb2_grpc.CredentialServiceStub(self.internal)  # type: ignore[no-untyped-call]
+        key = self.paths.default_key.read_text().strip()
+        answer: cache_pb2.AuthenticateResponse = await stub.Authenticate(cache_pb2.AuthenticateRequest(key=key))
+        return answer.grant
+
+
+class Decoder:
+    """A decoder played by hand: it maps the arena, holds one sequence, and comes back to a new daemon."""
+
+    def __init__(self, node: Killable, name: str = "d0") -> None:
+        self.node = node
+        self.name = name
+        self.fd = -1
+        self.session = 0
+        self.epoch = 0
+        self.token = b""
+        self.held: list[cache_pb2.HeldSequence] = []
+
+    async def attach(self) -> SessionClient:
+        """A fresh attach, with the memory."""
+        client = SessionClient(self.node.internal)
+        response = await client.ask(attach=attach_request(name=self.name))
+        assert response.WhichOneof("result") == "attach", response.failure
+        answer = response.attach
+        self.session, self.epoch, self.token = answer.session_id, response.epoch, answer.resume_token
+        self.fd, _ = await asyncio.to_thread(fetch_arena, self.node.paths.arena_socket, answer.arena_token)
+        return client
+
+    async def hold(self, client: SessionClient, tokens: list[int], sealed: int) -> cache_pb2.HeldSequence:
+        """Lease blocks and report some of them as computed; what a resume will say of it."""
+        grant = await self.node.grant()
+        answer = (await client.ask(acquire=acquire_request(grant, tokens))).acquire
+        await client.ask(report=report_request({"lease_id": answer.lease_id, "sealed_tokens": sealed}))
+        held = cache_pb2.HeldSequence(
+            lease_id=answer.lease_id, grant=grant, key=KEY, tokens=pack_tokens(tokens), blocks=answer.blocks,
+            sealed_tokens=sealed, request_id="r1", priority=50,
+        )  # fmt: skip
+        self.held.append(held)
+        return held
+
+    def nonce(self) -> bytes:
+        """As read through a mapping."""
+        with mmap.mmap(self.fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
+            return memory[:NONCE_BYTES]
+
+    def resume_request(self, **changes: Any) -> cache_pb2.AttachRequest:
+        """An attach with everything held, some fields of the resume changed."""
+        fields = {
+            "session_id": self.session,
+            "epoch": self.epoch,
+            "resume_token": self.token,
+            "arena_nonce": self.nonce(),
+            "sequences": self.held,
+            **changes,
+        }
+        request = attach_request(name=self.name)
+        request.resume.CopyFrom(cache_pb2.SessionResume(**fields))
+        return request
+
+    async def come_back(self, client: SessionClient) -> cache_pb2.AttachResponse:
+        """Resume, handing the memory over if it is wanted."""
+        response = await client.ask(attach=self.resume_request())
+        if response.attach.arena_wanted:
+            socket = self.node.paths.arena_socket
+            await asyncio.to_thread(return_arena, socket, response.attach.arena_token, self.fd)
+            response = await client.ask(attach=self.resume_request())
+        assert response.WhichOneof("result") == "attach", response.failure
+        answer = response.attach
+        self.session, self.epoch, self.token = answer.session_id, response.epoch, answer.resume_token
+        for held, lease in zip(self.held, answer.leases, strict=True):
+            held.lease_id = lease
+        return answer
+
+    def close(self) -> None:
+        """Let the memory go."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+@contextlib.asynccontextmanager
+async def killable(*options: str) -> AsyncIterator[Killable]:
+    """A running cache manager."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        node = Killable(Path(folder), *options)
+        try:
+            await node.start()
+            yield node
+        finally:
+            await node.close()
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's body."""
+    asyncio.run(body())
+
+
+def failed(response: cache_pb2.SessionResponse, reason: str) -> None:
+    """The operation was refused for that reason."""
+    assert response.WhichOneof("result") == "failure", response
+    assert response.failure.reason == reason, response.failure
+
+
+def test_a_decoder_comes_back_with_memory_leases_and_cache() -> None:
+    """The new daemon asks for the memory, keeps the lease, publishes what was sealed meanwhile, and has the same blocks
+    cached; whatever the decoder wrote is in the memory that it hands out."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            held = await decoder.hold(client, PROMPT, 4)
+            os.pwrite(decoder.fd, b"keys", ids(held.blocks)[0] * 512)
+            before = await node.snapshot()
+            assert (before.indexed_blocks, before.leases, before.epoch) == (1, 1, 1)
+            node.kill()
+            held.sealed_tokens = 9
+            await node.start()
+            client = SessionClient(node.internal)
+            answer = await decoder.come_back(client)
+            assert answer.resumed and len(answer.leases) == 1 and answer.leases[0]
+            now = await node.snapshot()
+            assert (now.indexed_blocks, now.leases, now.epoch, now.adopted_blocks) == (2, 1, 2, 1)
+            assert now.quarantined_blocks == 0
+            await client.ask(report=report_request({"lease_id": answer.leases[0], "release": True}))
+            again = (await client.ask(acquire=acquire_request(await node.grant(), [*PROMPT[:9], 77]))).acquire
+            assert again.cached_tokens == 9
+            assert ids(again.blocks)[0] == ids(held.blocks)[0]
+            other = Decoder(node, "d1")
+            await other.attach()
+            assert os.pread(other.fd, 4, ids(held.blocks)[0] * 512) == b"keys"
+            assert await node.violations() == []
+            other.close()
+            decoder.close()
+
+    run(body)
+
+
+def test_a_fresh_decoder_waits_until_the_survivors_are_heard() -> None:
+    """While one is waited for, another is told UNAVAILABLE; then it attaches to the adopted arena."""
+
+    async def body() -> None:
+        async with killable() as node:
+            survivor, late = Decoder(node), Decoder(node, "d1")
+            client = await survivor.attach()
+            await survivor.hold(client, PROMPT, 8)
+            node.kill()
+            await node.start()
+            failed(await SessionClient(node.internal).ask(attach=attach_request(name="d1")), "ADOPTING")
+            await survivor.come_back(SessionClient(node.internal))
+            await late.attach()
+            assert (await node.snapshot()).sessions == 2
+            assert late.nonce() == survivor.nonce()
+            survivor.close()
+            late.close()
+
+    run(body)
+
+
+def test_the_survivor_may_begin_anew() -> None:
+    """A decoder that attaches without a resume has nothing: nobody else has the memory, so that the daemon begins anew
+    as well, with other memory."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            await decoder.hold(client, PROMPT, 8)
+            nonce = decoder.nonce()
+            decoder.close()
+            node.kill()
+            await node.start()
+            await decoder.attach()
+            now = await node.snapshot()
+            assert (now.adopted_blocks, now.indexed_blocks, now.free_blocks) == (0, 0, BLOCKS)
+            assert decoder.nonce() != nonce
+            decoder.close()
+
+    run(body)
+
+
+def test_of_two_survivors_nothing_is_given_away_before_the_second_is_heard() -> None:
+    """The first gets no new block until the second has claimed, and both keep what they had."""
+
+    async def body() -> None:
+        async with killable() as node:
+            first, second = Decoder(node), Decoder(node, "d1")
+            for decoder in (first, second):
+                client = await decoder.attach()
+                await decoder.hold(client, [100 * len(decoder.name + decoder.name), *PROMPT, ord(decoder.name[1])], 4)
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            assert (await first.come_back(client)).leases[0]
+            grant = await node.grant()
+            failed(await client.ask(acquire=acquire_request(grant, [7] * 6)), "POOL_FULL")
+            answer = await client.ask(credit=cache_pb2.CreditRequest(wanted_blocks=3))
+            assert answer.credit_granted.granted_blocks == 0
+            assert (await node.snapshot()).quarantined_blocks > 0
+            other = SessionClient(node.internal)
+            assert (await second.come_back(other)).leases[0]
+            assert (await client.ask(acquire=acquire_request(grant, [7] * 6))).acquire.lease_id
+            now = await node.snapshot()
+            assert (now.quarantined_blocks, now.leases, now.sessions) == (0, 3, 2)
+            assert await node.violations() == []
+            first.close()
+            second.close()
+
+    run(body)
+
+
+def test_a_survivor_that_does_not_come_is_waited_for_no_longer_than_its_lease_and_grace() -> None:
+    """What it may write is quarantined after that, until it attaches anew."""
+
+    async def body() -> None:
+        async with killable("--lease-seconds", "2", "--grace-seconds", "1") as node:
+            first, second = Decoder(node), Decoder(node, "d1")
+            for number, decoder in enumerate((first, second)):
+                client = await decoder.attach()
+                await decoder.hold(client, [number, *PROMPT], 4)
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            await first.come_back(client)
+
+            async def serves() -> bool:
+                answer = await client.ask(heartbeat=cache_pb2.HeartbeatRequest())
+                assert answer.WhichOneof("result") == "heartbeat"
+                probe = SessionClient(node.internal)
+                response = await probe.ask(attach=attach_request(name="d7"))
+                return bool(response.WhichOneof("result") == "attach")
+
+            await eventually_async(serves)
+            now = await node.snapshot()
+            assert now.quarantined_blocks == BLOCKS - 3 - 1  # all but the lease of the first and what is published
+            failed(await SessionClient(node.internal).ask(attach=second.resume_request()), "SESSION_OVER")
+            second.close()
+            await second.attach()
+            assert (await node.snapshot()).quarantined_blocks == 0
+            assert await node.violations() == []
+            first.close()
+            second.close()
+
+    run(body)
+
+
+def test_who_cannot_prove_a_session_gets_nothing() -> None:
+    """A wrong token, session, nonce, process or layout is refused by its reason, and the true decoder still comes
+    back."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            await decoder.hold(client, PROMPT, 8)
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            cases: list[tuple[dict[str, Any], str]] = [
+                ({"resume_token": bytes(16)}, "PERMISSION_DENIED"),
+                ({"session_id": 99}, "PERMISSION_DENIED"),
+                ({"arena_nonce": bytes(NONCE_BYTES)}, "ARENA_NONCE"),
+            ]
+            for changes, reason in cases:
+                failed(await client.ask(attach=decoder.resume_request(**changes)), reason)
+            stranger = decoder.resume_request()
+            stranger.process_id = os.getpid() + 1
+            failed(await client.ask(attach=stranger), "SESSION_OVER")
+            other = decoder.resume_request()
+            other.layout.num_layers += 1
+            failed(await client.ask(attach=other), "LAYOUT_MISMATCH")
+            wanted = (await client.ask(attach=decoder.resume_request())).attach
+            assert wanted.arena_wanted and wanted.session_id == 0
+            fake = os.memfd_create("fake")
+            os.ftruncate(fake, os.fstat(decoder.fd).st_size)
+            with pytest.raises(PermissionDenied):
+                await asyncio.to_thread(return_arena, node.paths.arena_socket, wanted.arena_token, fake)
+            os.close(fake)
+            assert (await decoder.come_back(client)).resumed
+            decoder.close()
+
+    run(body)
+
+
+def test_a_sequence_with_a_false_grant_is_refused_alone() -> None:
+    """Its blocks are not free before the decoder has acknowledged; the other sequence is kept."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            await decoder.hold(client, [*PROMPT], 0)
+            await decoder.hold(client, [9, *PROMPT], 0)
+            decoder.held[0].grant = b"x" * 80
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            answer = await decoder.come_back(client)
+            assert [bool(lease) for lease in answer.leases] == [False, True]
+            free = (await node.snapshot()).free_blocks
+            await client.ask(applied_revision=(await node.snapshot()).revision, report=report_request())
+            assert (await node.snapshot()).free_blocks == free + 3
+            assert await node.violations() == []
+            decoder.close()
+
+    run(body)
+
+
+def test_a_death_while_it_adopts_is_survived() -> None:
+    """The daemon dies after it was given the memory, and again after it answered a claim whose answer was lost."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            await decoder.hold(client, PROMPT, 8)
+            node.kill()
+            await node.start()
+            wanted = (await SessionClient(node.internal).ask(attach=decoder.resume_request())).attach
+            await asyncio.to_thread(return_arena, node.paths.arena_socket, wanted.arena_token, decoder.fd)
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            wanted = (await client.ask(attach=decoder.resume_request())).attach
+            await asyncio.to_thread(return_arena, node.paths.arena_socket, wanted.arena_token, decoder.fd)
+            lost = (await client.ask(attach=decoder.resume_request())).attach
+            assert lost.resumed
+            node.kill()
+            await node.start()
+            answer = await decoder.come_back(SessionClient(node.internal))
+            assert answer.leases[0]
+            now = await node.snapshot()
+            assert (now.adopted_blocks, now.leases, now.epoch) == (2, 1, 4)
+            assert await node.violations() == []
+            decoder.close()
+
+    run(body)
+
+
+def test_a_damaged_journal_is_no_journal() -> None:
+    """With its header torn, the daemon starts empty: a decoder that comes back has lost its session."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            await decoder.hold(client, PROMPT, 8)
+            node.kill()
+            with node.paths.index_journal.open("r+b") as file:
+                file.write(np.random.default_rng(1).bytes(400))
+            await node.start()
+            failed(await SessionClient(node.internal).ask(attach=decoder.resume_request()), "SESSION_OVER")
+            decoder.close()
+            await decoder.attach()
+            assert (await node.snapshot()).free_blocks == BLOCKS
+            decoder.close()
+
+    run(body)
