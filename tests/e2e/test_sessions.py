@@ -85,8 +85,11 @@ def code_of(action: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 
 
 def test_a_conversation_goes_on_as_if_it_had_been_sent_whole(pair: Node, solo: Solo, prompts: Prompts) -> None:
-    """Three turns, sampled with penalties: tokens equal the solo run of everything; the kept part is cached."""
-    options: dict[str, Any] = {"temperature": 0.8, "seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.3}
+    """Three turns, sampled with penalties: tokens and log-probabilities equal, bit by bit, those of the solo run of
+    everything; the kept part is cached."""
+    options: dict[str, Any] = {
+        "temperature": 0.8, "seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.3, "logprobs": 0,
+    }  # fmt: skip
     whole: list[int] = []
     handles: list[str] = []
     for turn in range(3):
@@ -94,7 +97,8 @@ def test_a_conversation_goes_on_as_if_it_had_been_sent_whole(pair: Node, solo: S
         request = kept(new, handle=handles[-1] if handles else "", new=20, **options)
         result = pair.generate(request)
         whole_request = make_request([*whole, *new], new=20, **options)
-        assert result.token_ids == solo(whole_request).token_ids
+        alone = solo(whole_request)
+        assert (result.token_ids, result.logprobs) == (alone.token_ids, alone.logprobs) and result.logprobs
         assert result.prompt_tokens == len(whole) + len(new)
         assert result.cached_tokens >= len(whole) - 1, "all that was kept, but the newest token, is served"
         whole += [*new, *result.token_ids]
