@@ -100,7 +100,7 @@ def fork(state: CacheState, tenant: TenantId, name: bytes, names: Sequence[bytes
     refuse_more(state, hold.owner, len(names))
     for new in names:
         state.pool.hold(hold.blocks)
-        copied = replace(hold, tokens=bytearray(hold.tokens), table=hold.blocks.copy(), parent=hold.lease_id)
+        copied = replace(hold, table=hold.blocks.copy(), parent=hold.lease_id)  # the token record is shared
         copied.lease_id = state.book.next_lease_id()
         _note_kept(state, state.kept.add(new, copied, now_ns + ttl_ns))
     state.revision += 1
@@ -118,7 +118,7 @@ def rollback(state: CacheState, tenant: TenantId, name: bytes, num_tokens: int, 
     cut_holds(state, hold, -(-sealed // state.block_tokens))
     hold.sealed = sealed
     hold.committed = 0
-    del hold.tokens[num_tokens * TOKEN_BYTES :]
+    hold.tokens = hold.tokens[: num_tokens * TOKEN_BYTES]  # others may share the longer record
     shorten(state, hold, num_tokens)
     state.revision += 1
 
