@@ -44,7 +44,7 @@ def listing_arguments(*, inner: bool = False) -> argparse.ArgumentParser:
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that name a prompt."""
     group = parser.add_argument_group("prompt: its text, or its token ids")
-    group.add_argument("text", nargs="?", metavar="TEXT", help="text; - reads it from standard input")
+    group.add_argument("--text", metavar="TEXT", help="its text; - reads it from standard input")
     group.add_argument("--file", type=Path, metavar="FILE", help="a file with the text")
     group.add_argument("--tokens", metavar="IDS", help="token ids, separated by commas or blanks; - reads them")
     group.add_argument("--endpoint", metavar="HOST:PORT", help="the gateway that tokenizes text")
@@ -57,7 +57,7 @@ def tokens_of(options: argparse.Namespace) -> list[int]:
     """The token ids of the prompt that the options name. Raises CommandError."""
     given = [name for name in ("text", "file", "tokens") if getattr(options, name) is not None]
     if len(given) != 1:
-        raise CommandError("name one prompt: TEXT, --file FILE or --tokens IDS", EXIT_USAGE)
+        raise CommandError("name one prompt: --text TEXT, --file FILE or --tokens IDS", EXIT_USAGE)
     if options.tokens is not None:
         return _numbers(sys.stdin.read() if options.tokens == "-" else options.tokens)
     if options.file is not None:

@@ -79,15 +79,15 @@ def _map(reading: Reading) -> list[str]:
         text = "".join(MARKS[state] * _part(count, now.total_blocks, WIDTH * MAP_LINES) for state, count in shares)
         text = text[: WIDTH * MAP_LINES].ljust(WIDTH * MAP_LINES, MARKS[admin_pb2.BLOCK_STATE_FREE])
     else:
-        each = -(-len(reading.blocks) // (WIDTH * MAP_LINES))
+        each = max(1, -(-len(reading.blocks) // (WIDTH * MAP_LINES)))
         places = [reading.blocks[start : start + each] for start in range(0, len(reading.blocks), each)]
         text = "".join(MARKS.get(Counter(place).most_common(1)[0][0], "?") for place in places)
     return [text[start : start + WIDTH] for start in range(0, len(text), WIDTH)]
 
 
 def _part(count: int, total: int, width: int) -> int:
-    """How many of `width` places a count fills; at least one if there is any."""
-    return max(1, round(count * width / total)) if count and total else 0
+    """How many of `width` places a count fills; at least one if there is any, and never more than there are."""
+    return min(width, max(1, round(count * width / total))) if count and total else 0
 
 
 def _rates(now: Reading, last: Reading | None) -> str:
