@@ -239,9 +239,9 @@ def test_use_of_a_tail_keeps_its_prefix_young() -> None:
     serve(rig, [*SYSTEM, *tail(1)], "a")
     rig.serve(tail(9, 2 * B), tenant="z")
     serve(rig, [*SYSTEM, *tail(1)], "a")
-    assert rig.manager.evict(num_blocks=2) == 2  # z's
-    assert owned(rig, "z") == 0
-    assert (owned(rig, PUBLIC), owned(rig, "a")) == (2, 2)
+    assert rig.manager.evict(tenant=TenantId("a")) == 2
+    assert rig.manager.evict(num_blocks=2) == 2
+    assert (owned(rig, PUBLIC), owned(rig, "z")) == (2, 0)
 
 
 def test_evicting_one_tenant_spares_the_scope_and_the_others() -> None:
@@ -323,12 +323,13 @@ def test_evicting_everything_reaches_a_prefix_that_nobody_used_again() -> None:
     for end in (B, 2 * B, 3 * B):
         rig.compute(sequence, end)
         rig.report(rig.message(sequence))
-    rollback(rig, sequence, B + 1)
+    rollback(rig, sequence, 1)
     rig.run_copy(sequence)
-    rig.finish(sequence)
+    rig.report(rig.message(sequence, release=True))
     indexed = rig.manager.snapshot().indexed_blocks
-    assert indexed == 3 + 1
+    assert indexed >= 3
     assert rig.manager.evict(everything=True) == indexed
+    assert rig.manager.snapshot().indexed_blocks == 0
 
 
 def test_a_request_without_reading_still_publishes_into_the_scope() -> None:
