@@ -16,6 +16,7 @@ from cachemgr.ids import BlockRun, NodeId
 from cachemgr.integrity_index import check_queue, check_trees, say
 from cachemgr.integrity_kept import check_kept
 from cachemgr.integrity_quotas import check_quotas
+from cachemgr.integrity_waits import check_waits
 from cachemgr.leases import Lease
 from cachemgr.state import CacheState
 
@@ -30,6 +31,7 @@ def check_integrity(state: CacheState) -> list[str]:
     check_kept(state, found)
     check_quotas(state, found)
     check_queue(state, found)
+    check_waits(state, found)
     return found
 
 

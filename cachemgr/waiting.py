@@ -33,13 +33,13 @@ class _Producer:
 
 
 class Waits:
-    """Producers by tree and first block, and their waits."""
+    """Producers, where they are `found` (by tree and first block), and their waits."""
 
     def __init__(self, block_tokens: int) -> None:
         self.producers: dict[LeaseId, _Producer] = {}
         self._block_tokens = block_tokens
         self._block_bytes = block_tokens * TOKEN_BYTES
-        self._found: dict[_Key, dict[LeaseId, _Producer]] = {}
+        self.found: dict[_Key, dict[LeaseId, _Producer]] = {}
         self._ready: list[tuple[SessionId, int]] = []
         self._last_wait = 0
 
@@ -59,7 +59,7 @@ class Waits:
             keys.append((lease.tree, bytes(lease.tokens[start * size : (start + 1) * size])))
         producer = self.producers[lease.lease_id] = _Producer(lease, keys, until)
         for key in keys:
-            self._found.setdefault(key, {})[lease.lease_id] = producer
+            self.found.setdefault(key, {})[lease.lease_id] = producer
 
     def leave(self, lease: Lease) -> None:
         """A lease computes nothing for others any more: its waits are over."""
@@ -67,10 +67,10 @@ class Waits:
         if producer is None:
             return
         for key in producer.keys:
-            bucket = self._found[key]
+            bucket = self.found[key]
             del bucket[lease.lease_id]
             if not bucket:
-                del self._found[key]
+                del self.found[key]
         self._ready += [(waiter[0], wait) for waiter, (wait, _) in producer.waits.items()]
 
     def progressed(self, lease: Lease) -> None:
@@ -90,7 +90,7 @@ class Waits:
         if tree is None or limit <= resident:
             return None
         size = self._block_bytes
-        bucket = self._found.get((tree, tokens[start * size : (start + 1) * size]))
+        bucket = self.found.get((tree, tokens[start * size : (start + 1) * size]))
         if bucket is None:
             return None
         best, most, place = None, resident, resident * size

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import TesseraError, Unavailable
+from common.errors import TesseraError, Unavailable, Unimplemented
 from decoder.cache_api import (
     AbortDone,
     Acquire,
@@ -118,6 +118,9 @@ class InProcessClient:
                 self._peers[session]._post(PrefixReady(wait_id))
 
     def _acquire(self, command: Acquire) -> Event:
+        if command.scope is not None:
+            error = Unimplemented("a session without a process is one tenant's: it has no wider scope")
+            return AcquireRefused(command.sequence_id, error)
         try:
             lease = self._manager.acquire(
                 self._session,

@@ -291,9 +291,33 @@ def test_nothing_is_left_behind() -> None:
             ask(rig, PROMPT, tenant=tenant, scope=scope, num_tokens=2 * B)
             seal(rig, sequence, 6 * B)
     state = rig.manager._state.waits
-    assert (state.producers, state._found) == ({}, {})
+    assert (state.producers, state.found) == ({}, {})
     assert rig.manager.snapshot().leases >= 4
     assert len(ready(rig)) == rig.manager.snapshot().waits
+
+
+@pytest.mark.parametrize("kind", ["ended", "done", "untold", "lost", "elsewhere"])
+def test_integrity_finds_a_broken_wait(kind: str) -> None:
+    """A producer that ended or is done, a wait that should be over or is nobody's, and a wrong place are found."""
+    rig = Rig()
+    first = rig.acquire(PROMPT)
+    waits(rig, PROMPT)
+    seal(rig, first, B)
+    state = rig.manager._state
+    producer = state.waits.producers[first.lease_id]
+    match kind:
+        case "ended":
+            del state.waits.producers[first.lease_id]
+            state.waits.producers[type(first.lease_id)(99)] = producer
+        case "done":
+            producer.until = 1
+        case "untold":
+            producer.waits = {waiter: (wait, 1) for waiter, (wait, _) in producer.waits.items()}
+        case "lost":
+            producer.waits[SessionId(99), "r", 0] = (7, 6)
+        case _:
+            state.waits.found.clear()
+    assert any("wait" in line or "found" in line for line in rig.manager.check_integrity())
 
 
 def test_too_many_waits_for_one_producer_compute() -> None:
