@@ -24,6 +24,7 @@ class Solo:
         plain = pb.GenerateRequest()
         plain.CopyFrom(request)
         plain.ClearField("cache")
+        plain.ClearField("session")
         plain.ClearField("request_label")
         name = plain.SerializeToString(deterministic=True)
         if name not in self._memo:
