@@ -49,6 +49,7 @@ class ScopeAdmin(AdminBase):
 
     async def DeleteGroup(self, request: admin_pb2.DeleteGroupRequest, _context: Any) -> admin_pb2.DeleteGroupResponse:
         """End a group and drop what lies in its scope, with the private tails below it."""
+        self._owner.succession.refuse_others()
         self._tenants.groups.delete(request.group)
         evicted = self._purge_scope(group_owner(request.group))
         self._note("group_deleted", group=request.group, blocks_purged=evicted)
@@ -72,6 +73,7 @@ class ScopeAdmin(AdminBase):
         self, request: admin_pb2.WithdrawPrefixRequest, _context: Any
     ) -> admin_pb2.WithdrawPrefixResponse:
         """End an approval and drop the public scope: what other approvals cover is computed again at its next use."""
+        self._owner.succession.refuse_others()
         self._tenants.approvals.withdraw(request.name)
         evicted = self._purge_scope(PUBLIC_OWNER)
         self._note("prefix_withdrawn", approval=request.name, blocks_purged=evicted)

@@ -63,6 +63,7 @@ class TenantAdmin(AdminBase):
         self, request: admin_pb2.DeleteTenantRequest, _context: Any
     ) -> admin_pb2.DeleteTenantResponse:
         """End a tenant: its keys and its grants at once, then its requests, then all that the index lists of it."""
+        self._owner.succession.refuse_others()
         tenant = self._tenants.delete_tenant(request.tenant)
         evicted = self._purge(tenant)
         requests = self._requests_of(tenant)
@@ -95,6 +96,7 @@ class TenantAdmin(AdminBase):
         self, request: admin_pb2.RotateTenantSecretRequest, _context: Any
     ) -> admin_pb2.RotateTenantSecretResponse:
         """A new secret, so that no root of before is ever derived again, and the old tree dropped."""
+        self._owner.succession.refuse_others()
         tenant = self._tenants.rotate_secret(request.tenant)
         evicted = self._purge(tenant)
         self._note("secret_rotated", tenant=tenant, blocks_purged=evicted)

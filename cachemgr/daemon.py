@@ -105,7 +105,7 @@ class Daemon:
             succession=Succession(
                 self._paths.index_journal, epoch=epoch, wait_seconds=options.lease_seconds + options.grace_seconds
             ),
-            knows=lambda name: name.startswith("@") or tenants.exists(name),
+            knows=lambda name: name.startswith("@") or tenants.has_tenant(name),
             steady_ns=self._clocks.steady_ns,
         )
         for tenant, quota in tenants.quotas().items():

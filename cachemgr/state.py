@@ -26,8 +26,9 @@ from cachemgr.radix import PrefixIndex
 from cachemgr.recent import RecentAdmissions
 from cachemgr.recorder import Recorder
 from cachemgr.waiting import Waits
-from common.errors import ResourceExhausted
+from common.errors import ResourceExhausted, Unavailable
 
+ADOPTING_RETRY_SECONDS: Final = 0.1
 REPLACED: Final = ("superseded", "purged")  # causes of unlisting that are no eviction
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ class CacheState:
 
     def expire(self) -> int:
         """Drops the cached blocks whose time is over; returns how many."""
+        if self.frozen:
+            return 0
         self.index.forest.ghosts.stamp = (self.now_ns, NO_OWNER, "expired")
         return self._drop_idle(expire(self.index, self.now_ns), "expired")
 
@@ -158,6 +161,15 @@ class CacheState:
         self.note_unlisted(blocks, cause)
         self.pool.unpublish_idle(blocks)
         return len(blocks)
+
+    def refuse_while_frozen(self) -> None:
+        """Raises Unavailable where something is to be dropped that a decoder might yet claim."""
+        if self.frozen:
+            raise Unavailable(
+                "the cache manager has restarted and waits for the decoders that held its memory",
+                reason="ADOPTING",
+                retry_after_seconds=ADOPTING_RETRY_SECONDS,
+            )
 
     def take_scrub(self) -> BlockRun:
         """The blocks handed out since the last call that hold another owner's content."""
@@ -191,9 +203,7 @@ class CacheState:
         self.pool.publish(blocks)
         last = blocks.item(-1)
         owner, generation = self.pool.owner.item(last), self.pool.generation.item(last)
-        self.events.add(
-            "blocks_published", self.now_ns, owner, lease.session_id, lease.lease_id, blocks, generation
-        )
+        self.events.add("blocks_published", self.now_ns, owner, lease.session_id, lease.lease_id, blocks, generation)
         if self.journal is not None:
             self._record(self.journal, lease, first_index, tokens, blocks)
         if self.weak_names is not None:

@@ -75,10 +75,6 @@ class Tenants:
         if not admitted:
             _check_alive(row, now_ns)
 
-    def exists(self, tenant: TenantId) -> bool:
-        """Whether there is such a tenant."""
-        return tenant in self._tenants
-
     def secret(self, tenant: TenantId) -> bytes:
         """The tenant's 32-byte secret, for key roots alone. NotFound where there is no such tenant."""
         return self._row(tenant).secret

@@ -58,6 +58,7 @@ def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *,
         raise InvalidArgument("num_blocks", f"is {num_blocks}; allowed is 1 and more")
     if num_blocks is None and tenant is None and not everything:
         raise InvalidArgument("all", "one of all, tenant and num_blocks must be set")
+    state.refuse_while_frozen()
     if everything and (state.book.leases or state.pool.num_published > state.pool.num_cached):
         raise FailedPrecondition("blocks are in use; nothing was dropped", reason="BLOCKS_IN_USE")
     state.revision += 1
@@ -70,6 +71,7 @@ def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *,
 
 def purge(state: CacheState, tenant: TenantId) -> int:
     """See `CacheManager.purge`."""
+    state.refuse_while_frozen()
     owner = state.known_owner(tenant)
     if owner == NO_OWNER:
         return 0

@@ -16,7 +16,8 @@ from cachemgr.journal_format import Sections, write_header
 from cachemgr.manager import CacheManager
 from cachemgr.nodes import Tree
 from cachemgr.recovery import recover
-from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from cachemgr.results import Acquired, SequenceReport
+from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tests.cachemgr.adoption_rig import DyingRig, claim_of, wander
 from tests.cachemgr.core_rig import root_of
 from tests.cachemgr.journal_rig import identity
@@ -97,6 +98,10 @@ def test_nothing_is_allocated_or_evicted_before_everybody_is_heard() -> None:
     with pytest.raises(ResourceExhausted, match="can be had now"):
         rig.acquire(range(50, 55), session=session)
     assert rig.manager.credit(session, 4, 0).tolist() == []
+    with pytest.raises(Unavailable, match="waits for the decoders"):
+        rig.manager.evict(everything=True)
+    with pytest.raises(Unavailable, match="waits for the decoders"):
+        rig.manager.purge(TenantId("a"))
     rig.manager.finish_adoption(writers_left=False, now_ns=0)
     assert not rig.manager.adopting
     assert rig.acquire(range(50, 55), session=session).lease_id
@@ -201,6 +206,26 @@ def test_a_lying_or_broken_decoder_harms_itself_alone(seed: int) -> None:
     rig.check()
     rig.manager.detach(session, process_dead=True, now_ns=0)
     rig.check()
+
+
+def test_what_expires_while_it_adopts_goes_afterwards() -> None:
+    """A time to live is on record too: it ends nothing that a decoder might yet claim, and everything after that."""
+    rig = DyingRig(num_blocks=8)
+    kept = rig.acquire(range(1, 10))
+    rig.finish(kept)
+    short = rig.manager.acquire(
+        rig.session, tenant=TenantId("a"), root=root_of("a"), tokens=bytes(4 * 9), request_id="r", sample=0,
+        ttl_ns=1000, now_ns=0,
+    )  # fmt: skip
+    assert isinstance(short, Acquired)
+    rig.report(SequenceReport(short.lease_id, sealed_tokens=9, release=True))
+    rig.die()
+    rig.manager.tick(2000)
+    assert rig.manager.snapshot().cached_blocks == 6
+    rig.manager.finish_adoption(writers_left=False, now_ns=2000)
+    rig.manager.tick(2000)
+    assert rig.manager.snapshot().cached_blocks == 3
+    assert rig.manager.check_integrity() == []
 
 
 def test_owners_that_are_gone_are_not_adopted() -> None:
