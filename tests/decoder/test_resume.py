@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from cachemgr.kept import expire
 from common.errors import Unavailable
 from common.rpc import unix_target
 from decoder.batch import StepBatch
@@ -199,3 +202,54 @@ def test_a_step_that_ended_after_the_lease_is_not_committed_and_runs_again() -> 
     assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(6), 12)
     assert told < 12, "positive control: there was something to tell"
     node.assert_quiet()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_conversations_go_on_whatever_breaks_meanwhile(seed: int) -> None:
+    """Conversations of three turns by handle, under cuts: every turn ends and equals the solo run of the whole;
+    a handle that was lost with an answer costs no more than sending everything again."""
+    dice = random.Random(seed)
+
+    async def inside() -> None:
+        async with running(pool_blocks=200) as rig, behind_proxy(rig) as (decoder, proxy):
+            numbers = itertools.count()
+            kept = lost = 0
+
+            async def converse(talk: int) -> None:
+                nonlocal kept, lost
+                said: list[int] = []
+                handle = b""
+                for turn in range(3):
+                    number, new = next(numbers), prompt_of(dice.randrange(1, 12), seed=100 * talk + turn)
+                    item = plain_request(number, new if handle else [*said, *new], max_tokens=dice.randrange(2, 40))
+                    item = replace(item, keep_seconds=600.0, session_handle=handle)
+                    await decoder.take(rig, item)
+                    await decoder.done(number)
+                    assert number not in decoder.sink.failed, decoder.sink.failed
+                    said += new
+                    answer = decoder.sink.tokens[number, 0]
+                    assert answer == greedy_oracle(said, item.stopping.max_tokens)
+                    said += answer
+                    ended = decoder.sink.finished[number, 0].handle
+                    kept, lost = kept + (ended is not None), lost + (ended is None)
+                    assert ended is None or ended.num_tokens == len(said)
+                    handle = b"" if ended is None else ended.handle
+
+            talks = asyncio.gather(*(converse(talk) for talk in range(10)))
+            cuts, deadline = 0, time.monotonic() + LOAD_SECONDS
+            while not talks.done():
+                assert time.monotonic() < deadline, "the conversations do not come to their ends"
+                for direction in dice.choice(((), ("up",), ("down",), ("up", "down"))):
+                    proxy.hold(direction)
+                await asyncio.sleep(dice.uniform(0, 0.02))
+                proxy.cut()
+                cuts += 1
+                await asyncio.sleep(dice.uniform(0, 0.08))
+            await talks
+            assert cuts > 3 and kept > 0 and kept + lost == 30, "positive control: some went on by handle"
+            manager = rig.daemon._owner.manager
+            assert len(manager.list_branches().items) >= kept
+            expire(manager._state, 2**62)
+            await quiet(rig)
+
+    asyncio.run(inside())
