@@ -9,32 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cachemgr import admission, branches, integrity, kept, listing, reports, resuming, upkeep
-from cachemgr.blocks import BlockState
+from cachemgr import admission, kept, reports, resuming, upkeep
 from cachemgr.events import EventLog
-from cachemgr.explain import Elsewhere, Explanation, explain
-from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
-from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, to_wire
+from cachemgr.ids import BlockArray, BlockRun, SessionId, TenantId
+from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS
 from cachemgr.manager_adoption import ManagerAdoption
+from cachemgr.manager_branches import ManagerBranches
 from cachemgr.manager_quotas import ManagerQuotas
 from cachemgr.manager_views import ManagerViews
 from cachemgr.recorder import Recorder
-from cachemgr.results import (
-    Acquired,
-    Branch,
-    CopyPlan,
-    DetachOutcome,
-    Reported,
-    ScopeSpan,
-    SequenceReport,
-    Waiting,
-)
+from cachemgr.results import Acquired, DetachOutcome, Reported, ScopeSpan, SequenceReport, Waiting
 from cachemgr.resuming import Held, Resumed
 from cachemgr.state import CacheState
-from cachemgr.views import BlockView, BranchView, LeaseView, Page, PrefixView, SessionView, Snapshot
 
 
-class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
+class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews):
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks
@@ -73,16 +62,6 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
             grace_ns=grace_ns,
             journal=journal,
         )
-
-    @property
-    def revision(self) -> int:
-        """Grows with each change."""
-        return self._state.revision
-
-    @property
-    def epoch(self) -> int:
-        """Of this life of the daemon."""
-        return self._state.epoch
 
     def attach(self, *, decoder_name: str, process_id: int, now_ns: int) -> SessionId:
         """Opens a session."""
@@ -237,68 +216,6 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
             now_ns=now_ns,
         )
 
-    def fork(
-        self, session: SessionId, lease: LeaseId, samples: Sequence[int], num_tokens: int, now_ns: int
-    ) -> list[Branch]:
-        """One branch for each of `samples` that shares the first `num_tokens` tokens of a lease, all of them sealed;
-        each has a copy of a partly filled tail. No branch at all where there is no room for every copy.
-
-        Raises InvalidArgument, NotFound (no such lease of this session), FailedPrecondition.
-        """
-        self._state.now_ns = now_ns
-        self._state.book.renew(session, now_ns)
-        return branches.fork(self._state, session, lease, samples, num_tokens, now_ns)
-
-    def rollback(self, session: SessionId, lease: LeaseId, num_tokens: int, now_ns: int) -> CopyPlan | None:
-        """Cuts a sequence back to `num_tokens` (1..known tokens). Blocks after them are dropped from the table; if the
-        last one is shared or published it becomes a copy, by the plan that is returned.
-
-        Raises InvalidArgument, NotFound, FailedPrecondition (COPY_PENDING), ResourceExhausted.
-        """
-        self._state.now_ns = now_ns
-        self._state.book.renew(session, now_ns)
-        return branches.rollback(self._state, session, lease, num_tokens, now_ns)
-
-    def make_writable(self, session: SessionId, lease: LeaseId, now_ns: int) -> CopyPlan | None:
-        """Makes sure that the block of the first token not sealed has one holder: None where that is so already, else
-        the table has a fresh block there and the plan fills it. Raises as `rollback`."""
-        self._state.now_ns = now_ns
-        self._state.book.renew(session, now_ns)
-        return branches.make_writable(self._state, session, lease)
-
-    def block_table(self, session: SessionId, lease: LeaseId) -> BlockArray:
-        """The block table of a lease, int32, a copy. Raises NotFound, FailedPrecondition."""
-        return to_wire(self._state.book.session(session).lease(lease).blocks)
-
-    def commit(self, session: SessionId, lease: LeaseId, num_tokens: int, now_ns: int) -> None:
-        """Publishes the first `num_tokens` (1..sealed tokens) tokens of a sequence that goes on, a partly filled block
-        too: that one must be made writable before it is written again.
-
-        Raises InvalidArgument, NotFound, FailedPrecondition (NO_STORE).
-        """
-        self._state.book.renew(session, now_ns)
-        branches.commit(self._state, session, lease, num_tokens)
-
-    def kept_scope(self, tenant: TenantId, name: bytes, *, now_ns: int) -> TenantId | None:
-        """Whose the scope is that a kept branch was begun in; None for the tenant itself. Raises NotFound."""
-        span = kept.span_of(self._state, kept.find(self._state, tenant, name, now_ns), 0)
-        return None if span is None else span.owner
-
-    def fork_kept(self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> int:
-        """More kept branches of one, under `names`; they share every block. Returns how many tokens each has.
-
-        Raises NotFound (BRANCH_NOT_FOUND), InvalidArgument, ResourceExhausted (TOO_MANY_KEPT); then there is none.
-        """
-        return kept.fork(self._state, tenant, name, names, ttl_ns, now_ns)
-
-    def rollback_kept(self, tenant: TenantId, name: bytes, num_tokens: int, *, now_ns: int) -> None:
-        """Cuts a kept branch back to `num_tokens` (1..its tokens). Raises NotFound, InvalidArgument."""
-        kept.rollback(self._state, tenant, name, num_tokens, now_ns)
-
-    def drop_kept(self, tenant: TenantId, name: bytes, *, now_ns: int) -> None:
-        """Ends a kept branch; what it has published stays cached. Raises NotFound."""
-        kept.drop(self._state, tenant, name, now_ns)
-
     def credit(self, session: SessionId, wanted: int, now_ns: int) -> BlockArray:
         """Hands up to `wanted` blocks to the session ahead of need (int32), evicting cached ones; perhaps none."""
         self._state.now_ns = now_ns
@@ -315,19 +232,6 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         Returns how many blocks were unlisted."""
         return upkeep.purge(self._state, tenant)
 
-    def explain(
-        self,
-        tenant: TenantId,
-        *,
-        root: bytes,
-        tokens: bytes,
-        prefix: ScopeSpan | None = None,
-        others: Sequence[Elsewhere] = (),
-    ) -> Explanation:
-        """How far a prompt (packed int32) of a tenant is resident, and why it stops there. Changes nothing, recency
-        neither. `others` are places to look in where it is not: under other keys, and in other scopes."""
-        return explain(self._state, tenant, root, tokens, prefix, others)
-
     def tick(self, now_ns: int) -> list[SessionId]:
         """Time passes: kept branches, pins and prefixes that have expired end. Returns the sessions that have lapsed:
         whoever knows whether their processes live detaches them; until then they can still be heard."""
@@ -335,31 +239,3 @@ class CacheManager(ManagerAdoption, ManagerQuotas, ManagerViews):
         kept.expire(self._state, now_ns)
         upkeep.expire(self._state)
         return self._state.book.lapsed(now_ns)
-
-    def snapshot(self) -> Snapshot:
-        """All counters at one moment."""
-        return listing.snapshot(self._state)
-
-    def check_integrity(self) -> list[str]:
-        """Recounts everything from the tables up; one line for each violation, none where all is well."""
-        return integrity.check_integrity(self._state)
-
-    def list_blocks(self, after: int = 0, limit: int = 100, state: BlockState | None = None) -> Page[BlockView]:
-        """Blocks by number, after block `after`."""
-        return listing.list_blocks(self._state, after, limit, state)
-
-    def list_prefixes(self, after: int = 0, limit: int = 100, tenant: TenantId | None = None) -> Page[PrefixView]:
-        """Index nodes, parents before children. `after` is the `next_after` of the page before, not a node id."""
-        return listing.list_prefixes(self._state, after, limit, tenant)
-
-    def list_leases(self, after: int = 0, limit: int = 100) -> Page[LeaseView]:
-        """Leases by id."""
-        return listing.list_leases(self._state, after, limit)
-
-    def list_branches(self, after: int = 0, limit: int = 100) -> Page[BranchView]:
-        """Kept branches by number."""
-        return listing.list_branches(self._state, after, limit)
-
-    def list_sessions(self, after: int = 0, limit: int = 100) -> Page[SessionView]:
-        """Attached sessions by id."""
-        return listing.list_sessions(self._state, after, limit)
