@@ -7,7 +7,6 @@ the arena socket take work; at the end every fd, lock and file is let go. Called
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import sqlite3
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Final
 import grpc
 
 from cachemgr.admin import AdminService
+from cachemgr.admin_listener import refuse_beyond_loopback
 from cachemgr.arena.handoff import Handoff
 from cachemgr.audit import AuditLog
 from cachemgr.audit_calls import AuditInterceptor
@@ -35,7 +35,6 @@ from cachemgr.succession import Succession
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from cachemgr.watchdog import Watchdog
-from common.addresses import split_host_port
 from common.config import DEFAULT_POOL_BYTES, Options
 from common.errors import FailedPrecondition
 from common.interceptors import BearerInterceptor, ErrorInterceptor
@@ -102,6 +101,7 @@ class Daemon:
             handoff=self._handoff,
             lease_seconds=options.lease_seconds,
             grace_seconds=options.grace_seconds,
+            max_kept=options.max_kept,
             succession=Succession(
                 self._paths.index_journal, epoch=epoch, wait_seconds=options.lease_seconds + options.grace_seconds
             ),
@@ -251,20 +251,3 @@ async def _watch_orphan(owner: PoolOwner) -> None:
     while owner.succession.orphan is not None:
         await asyncio.sleep(ORPHAN_POLL_SECONDS)
         owner.look()
-
-
-def refuse_beyond_loopback(listen: str) -> None:
-    """Raises FailedPrecondition unless `listen` (host:port) is a loopback address: the admin listener has no TLS."""
-    try:
-        host, _ = split_host_port(listen)
-    except ValueError as error:
-        raise FailedPrecondition(f"--admin-listen: {error}") from None
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        raise FailedPrecondition(
-            f"--admin-listen {listen}: the admin RPC has no TLS in this build and is served on loopback addresses "
-            "alone; use 127.0.0.1, [::1] or localhost, or forward the Unix socket"
-        )

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cachemgr.daemon import refuse_beyond_loopback
+from cachemgr.admin_listener import refuse_beyond_loopback
 from common.errors import FailedPrecondition
 from common.interceptors import error_from_rpc
 from common.layout import NULL_BLOCK
