@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from cachemgr.ids import SessionId
 from cachemgr.leases import Lease
+from common.config import DEFAULT_MAX_KEPT
 
 NO_SESSION: Final = SessionId(0)
-DEFAULT_MAX_KEPT: Final = 256  # branches of one tenant
 
 
 @dataclass(slots=True, eq=False)

@@ -67,6 +67,10 @@ class ManagerBranches:
         span = kept.span_of(self._state, kept.find(self._state, tenant, name, now_ns), 0)
         return None if span is None else span.owner
 
+    def limit_kept(self, most: int) -> None:
+        """At most so many branches of one tenant are kept; those that are more stay until their time is over."""
+        self._state.kept.limit = most
+
     def fork_kept(self, tenant: TenantId, name: bytes, names: Sequence[bytes], *, ttl_ns: int, now_ns: int) -> int:
         """More kept branches of one, under `names`; they share every block. Returns how many tokens each has.
 

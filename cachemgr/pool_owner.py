@@ -8,6 +8,7 @@ block: only the manager does.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from cachemgr.recovery import recover
 from cachemgr.succession import Succession
 from cachemgr.tenant_quotas import TenantQuota
 from common.arena_wire import PROTOCOL_VERSION
-from common.config import DEFAULT_GRACE_SECONDS, DEFAULT_LEASE_SECONDS
+from common.config import DEFAULT_GRACE_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_KEPT
 from common.errors import FailedPrecondition, Unavailable
 from common.faults import Faults
 from common.layout import KvLayout
@@ -51,6 +52,7 @@ class PoolOwner:
         handoff: Handoff,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        max_kept: int = DEFAULT_MAX_KEPT,
         succession: Succession,
         knows: Callable[[TenantId], bool] = bool,
         steady_ns: Callable[[], int] = time.monotonic_ns,
@@ -60,6 +62,7 @@ class PoolOwner:
         self._steady_ns = steady_ns
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
+        self._max_kept = max_kept
         self._size = size
         self._faults = faults
         self._handoff = handoff
@@ -175,6 +178,7 @@ class PoolOwner:
             grace_ns=int(self.grace_seconds * 1e9),
             journal=journal,
         )
+        manager.limit_kept(self._max_kept)
         for tenant, quota in self._quotas.items():
             apply_quota(manager, tenant, quota)
         self._arena, self.layout, self.manager = arena, layout, manager
@@ -240,7 +244,12 @@ class PoolOwner:
             get_logger().warning("arena_return_refused", cause=str(error))
             return False
         manager = self._install(arena, orphan.layout, orphan.journal)
-        listed = manager.adopt(recover(orphan.journal), started, self._knows)
+        gc.disable()  # a hundred thousand nodes at once: collections in between would cost as much as they do
+        try:
+            listed = manager.adopt(recover(orphan.journal), started, self._knows)
+        finally:
+            gc.freeze()
+            gc.enable()
         orphan.journal.keep_only(listed)
         self.succession.adopt(orphan)
         get_logger().info("arena_adopted", blocks=len(listed), seconds=round((self._steady_ns() - started) / 1e9, 3))

@@ -25,6 +25,7 @@ DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3
 DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_GRACE_SECONDS = 5.0
+DEFAULT_MAX_KEPT = 256
 MIN_LEASE_SECONDS = 0.5
 
 
@@ -57,6 +58,7 @@ class Options:
     drain_seconds: float = 20.0
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     grace_seconds: float = DEFAULT_GRACE_SECONDS
+    max_kept: int = DEFAULT_MAX_KEPT
     log_level: str = "info"
     faults: Faults = field(default_factory=Faults)
 
@@ -171,6 +173,7 @@ _OPTIONS = (
     _Option("drain_seconds", _seconds, "time for running requests at shutdown (default 20)", "SECONDS"),
     _Option("lease_seconds", _lease, "silence after which a decoder's leases are over (default 10)", "SECONDS"),
     _Option("grace_seconds", _seconds, "time for a decoder whose stream broke to come back (default 5)", "SECONDS"),
+    _Option("max_kept", _whole(0, 1_000_000), "conversations that a tenant may have kept (default 256)", "N"),
     _Option("log_level", _choice(*LEVELS), "debug, info (default), warning or error", "LEVEL"),
 )
 

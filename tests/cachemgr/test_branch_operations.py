@@ -213,6 +213,26 @@ def test_a_revoked_key_is_of_no_use_any_more() -> None:
     on_daemon(body)
 
 
+def test_the_operator_says_how_many_a_tenant_may_keep() -> None:
+    """`max_kept`: one more is refused with numbers, at its end and, where it says so, before its beginning."""
+
+    async def body(rig: Rig) -> None:
+        decoder, stub, grant = await rig.attach(), branches_of(rig), await rig.grant()
+        first = await keep(rig, decoder, list(range(10, 10 + B)))
+        await keep(rig, decoder, list(range(50, 50 + B)))
+        refused = await decoder.ask(acquire=acquire_request(grant, [7, 8], will_keep=True))
+        assert refused.failure.reason == "TOO_MANY_KEPT"
+        assert (refused.failure.metadata["needed"], refused.failure.metadata["usable"]) == ("3", "2")
+        lease = await begin(rig, decoder, [7, 8])
+        report = await sealed(decoder, lease.lease_id, 2, release=True, keep_seconds=60.0)
+        assert [refusal.failure.reason for refusal in report.refusals] == ["TOO_MANY_KEPT"]
+        assert not (await rig.snapshot()).leases
+        await stub.DropBranch(cache_pb2.DropBranchRequest(grant=grant, handle=first.handle))
+        await keep(rig, decoder, [7, 8])
+
+    on_daemon(body, max_kept=2)
+
+
 def test_another_model_cannot_continue_it() -> None:
     """The cache key is part of what a conversation is."""
 
