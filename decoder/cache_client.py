@@ -126,7 +126,7 @@ class GrpcCacheClient:
         if self._stream is not None:
             self._stream.finish()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stream.flushed.wait(), CLOSE_SECONDS)
+                await asyncio.wait_for(self._stream.ended.wait(), CLOSE_SECONDS)
         self._abandoned.set()
 
     async def _lose(self, proof: SessionProof, error: TesseraError) -> None:

@@ -51,7 +51,7 @@ class SessionStream:
         answer_seconds: float,
     ) -> None:
         self.wake = asyncio.Event()  # something was put into `outgoing`, or `finish` was called
-        self.flushed = asyncio.Event()  # after `finish`: everything has been sent
+        self.ended = asyncio.Event()
         self._call = call
         self._key = key
         self._outgoing = outgoing
@@ -69,8 +69,11 @@ class SessionStream:
         self._sequence += 1
         sent = time.monotonic()
         try:
-            await self._call.write(cache_pb2.SessionRequest(sequence=self._sequence, attach=attach))
-            response = await self._call.read()
+            async with asyncio.timeout(self._answer_seconds):
+                await self._call.write(cache_pb2.SessionRequest(sequence=self._sequence, attach=attach))
+                response = await self._call.read()
+        except TimeoutError:
+            raise Unavailable("the cache manager does not answer", reason="ANSWER_LATE") from None
         except _BROKEN as error:
             raise _error_of(error) from None
         if response is grpc.aio.EOF:
@@ -95,10 +98,11 @@ class SessionStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.ended.set()
         return Unavailable("the session was closed")
 
     def finish(self) -> None:
-        """Send what is queued, then close our side."""
+        """Send what is queued, then close our side; the cache manager ends the session and the stream."""
         self._finishing = True
         self.wake.set()
 
@@ -110,7 +114,7 @@ class SessionStream:
                     await self._call.write(self._request(command))
             if self._finishing:
                 await self._call.done_writing()
-                self.flushed.set()
+                await self.ended.wait()
             self.wake.clear()
             if not self._outgoing:
                 await self.wake.wait()
