@@ -1,8 +1,9 @@
 """Expiry: what has outlived its time to live goes before anything else.
 
-Invariant: after `expire`, no idle leaf is past its time but those looked at less than `LOOK_AGAIN_NS` ago. A use moves
-a node's expiry on, never back, so that what hangs below a node never outlives it, but while it is held. Called by
-`upkeep.py` as time passes and by `state.py` before anything else is evicted.
+Invariant: after `expire`, no idle leaf is past its time but those looked at less than `LOOK_AGAIN_NS` ago, and those
+that a call of bounded cost leaves to the next one. A use moves a node's expiry on, never back, so that what hangs below
+a node never outlives it, but while it is held. Called by `upkeep.py` as time passes and by `state.py` before anything
+else is evicted.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Final
 
 from cachemgr.eviction import count_idle_tail
 from cachemgr.ids import BlockRun
-from cachemgr.nodes import NO_BLOCKS, join_runs
+from cachemgr.nodes import NO_BLOCKS, Node, join_runs
 from cachemgr.radix import PrefixIndex
 
+MOST: Final = 2048  # nodes that one call looks at, so that it costs some milliseconds at most
 LOOK_AGAIN_NS: Final = 1_000_000_000  # what is past its time and in use is looked at so often
 
 
@@ -22,8 +24,8 @@ def expire(index: PrefixIndex, now_ns: int) -> BlockRun:
     forest, queue = index.forest, index.forest.queue
     if not queue.is_due(now_ns):
         return NO_BLOCKS
-    due = []
-    while (node := queue.take_expired(now_ns)) is not None:
+    due: list[Node] = []
+    while len(due) < MOST and (node := queue.take_expired(now_ns)) is not None:
         due.append(node)
     due.sort(key=lambda node: -node.start)  # what hangs below goes first
     runs, waiting = [], []

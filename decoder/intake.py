@@ -270,10 +270,11 @@ class Intake:
                 if self._committer.keeping.refused(lease, error):
                     continue
                 holder = holders.get(lease)
-                self._log.error("lease_refused", reason=error.reason)
+                over_quota = isinstance(error, ResourceExhausted)  # its growth passed the tenant's ceiling
+                (self._log.info if over_quota else self._log.error)("lease_refused", reason=error.reason)
                 if holder is not None:
                     holder.drop_lease()
-                    if not isinstance(error, ResourceExhausted):  # its growth passed the tenant's ceiling
+                    if not over_quota:
                         error = Internal("the cache manager ended this request's lease")
                     self._committer.fail_sequence(holder, error)
         self._reporter.applied(message.revision, changed=bool(message.replacements or message.refused))

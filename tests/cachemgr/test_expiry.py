@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cachemgr import expiry
 from common.errors import InvalidArgument
 from tests.cachemgr.core_rig import Rig
 
@@ -108,3 +109,17 @@ def test_entries_of_nodes_that_are_gone_do_not_pile_up() -> None:
         serve(rig, range(number * 10, number * 10 + B), 10**15)
     queue = rig.manager._state.index.forest.queue
     assert len(queue.expiries) <= 1200
+
+
+def test_one_look_is_bounded_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much expires at once, a tick does a bounded part of it; the ticks after it do the rest."""
+    monkeypatch.setattr(expiry, "MOST", 3)
+    rig = Rig()
+    for number in range(8):
+        serve(rig, range(number * 10, number * 10 + B), 100)
+    left = []
+    for _ in range(4):
+        rig.manager.tick(100)
+        rig.check()
+        left.append(rig.manager.snapshot().cached_blocks)
+    assert left == [5, 2, 0, 0]
