@@ -1,8 +1,8 @@
 """Waiting for a prefix that another sequence computes: who waits, and for how long at most. Pure.
 
-Invariant: a sequence waits no longer than the patience without more of its prompt becoming resident; then it is asked
-for without waiting, and computes. A wait ends by word of the daemon, by the patience, or with the sequence. Used by the
-admission queue; it sends nothing, and the time is passed in.
+Invariant: a sequence waits no longer than the patience without more of its prompt becoming resident, and no longer than
+some patiences altogether; then it is asked for without waiting, and computes. A wait ends by word of the daemon, by the
+patience, or with the sequence. Used by the admission queue; it sends nothing, and the time is passed in.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Final
 from decoder.sequence import Sequence, SequenceId
 
 WAIT_SECONDS: Final = 5.0
+MAX_PATIENCES: Final = 4  # a producer that crawls is overtaken
 _NONE: Final = 0
 
 
 @dataclass(slots=True)
 class _Wait:
     """wait_id: of the wait under way, 0 none    resident: tokens that were cached when last asked
-    since_ns: since when so many are    is_over: that has lasted long enough"""
+    since_ns: since when so many are    began_ns: when it was first asked for    is_over: that has lasted long enough"""
 
     wait_id: int
     resident: int
     since_ns: int
+    began_ns: int
     is_over: bool = False
 
 
@@ -52,10 +54,10 @@ class PrefixWaits:
         """The daemon said that another sequence computes more than the `resident` tokens of this one's."""
         wait = self._waits.get(sequence.sequence_id)
         if wait is None:
-            wait = self._waits[sequence.sequence_id] = _Wait(_NONE, resident, now_ns)
+            wait = self._waits[sequence.sequence_id] = _Wait(_NONE, resident, now_ns, now_ns)
         elif resident > wait.resident:
             wait.resident, wait.since_ns = resident, now_ns
-        elif now_ns - wait.since_ns >= self._patience_ns:
+        if now_ns >= self._end_of(wait):
             wait.is_over = True
             return
         wait.wait_id = wait_id
@@ -70,15 +72,18 @@ class PrefixWaits:
     def expire(self, now_ns: int) -> None:
         """Ends the waits that have lasted for the patience: their sequences are asked for once more."""
         for wait_id, sequence_id in list(self._sequences.items()):
-            if now_ns - self._waits[sequence_id].since_ns >= self._patience_ns:
+            if now_ns >= self._end_of(self._waits[sequence_id]):
                 self.ready(wait_id)
 
     def seconds_left(self, now_ns: int) -> float | None:
         """Until the first of the waits under way has lasted for the patience; None without one."""
         if not self._sequences:
             return None
-        first = min(self._waits[sequence_id].since_ns for sequence_id in self._sequences.values())
-        return max(0, first + self._patience_ns - now_ns) / 1e9
+        first = min(self._end_of(self._waits[sequence_id]) for sequence_id in self._sequences.values())
+        return max(0, first - now_ns) / 1e9
+
+    def _end_of(self, wait: _Wait) -> int:
+        return min(wait.since_ns + self._patience_ns, wait.began_ns + MAX_PATIENCES * self._patience_ns)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has its lease, or has ended."""

@@ -8,7 +8,7 @@ import pytest
 from cachemgr.manager import CacheManager
 from decoder.admission import AdmissionQueue
 from decoder.inprocess import InProcessClient
-from decoder.prefix_waits import PrefixWaits
+from decoder.prefix_waits import MAX_PATIENCES, PrefixWaits
 from decoder.sequence import Sequence, SequenceId
 from tests.decoder.rig import BLOCK_TOKENS, Node, RecallModel, prompt_of, request, solo
 
@@ -60,14 +60,30 @@ def test_progress_prolongs_a_wait_chunk_by_chunk() -> None:
     """As long as more of the prompt becomes resident the wait may go on; a producer that stands still ends it."""
     waits = PrefixWaits(5.0)
     item = sequence(1)
-    for chunk in range(4):
+    for chunk in range(3):
         now = chunk * 5 * SECOND
         waits.expire(now)
         waits.begin(item, 20 + chunk, chunk * 100, now)
         assert waits.is_waiting(item)
-    waits.expire(20 * SECOND)
-    waits.begin(item, 30, 300, 20 * SECOND)
+    waits.expire(15 * SECOND)
+    waits.begin(item, 30, 200, 15 * SECOND)
     assert not waits.may_wait(item)
+
+
+def test_a_producer_that_crawls_is_not_waited_for_for_ever() -> None:
+    """However steady the progress, a wait lasts some patiences and no more."""
+    waits = PrefixWaits(5.0)
+    item = sequence(1)
+    for second in range(0, MAX_PATIENCES * 5, 4):
+        waits.expire(second * SECOND)
+        waits.begin(item, 20 + second, second, second * SECOND)
+        assert waits.is_waiting(item)
+    end = MAX_PATIENCES * 5 * SECOND
+    assert waits.seconds_left(end - SECOND) == 1.0
+    waits.expire(end)
+    assert not waits.is_waiting(item)
+    waits.begin(item, 99, 10_000, end)
+    assert not waits.is_waiting(item) and not waits.may_wait(item)
 
 
 def test_producers_that_die_one_after_the_other_do_not_prolong_a_wait() -> None:
