@@ -15,6 +15,8 @@ from common.interceptors import error_from_rpc
 from common.layout import NULL_BLOCK
 from common.rpc import open_channel
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
+from tessera.cache.v1 import cache_pb2
+from tests.cachemgr.admin_rig import audit_lines
 from tests.cachemgr.daemon_rig import BLOCKS, LAYOUT, acquire_request, ids, report_request, running
 
 METHODS = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
@@ -326,6 +328,33 @@ def test_ambiguous_evictions_are_refused():
         await refused(rig.admin.EvictBlocks(request), grpc.StatusCode.NOT_FOUND)
         request = admin_pb2.EvictBlocksRequest(num_blocks=2**64 - 1)
         assert (await rig.admin.EvictBlocks(request)).evicted_blocks == 0
+
+    run(body)
+
+
+def test_evictions_and_aborts_are_written_down():
+    """Done, refused and not found: one line each, with what was asked and how it ended."""
+
+    async def body(rig):
+        decoder = await rig.attach()
+        await fill(rig, decoder, list(range(1, 9)))
+        await rig.admin.EvictBlocks(admin_pb2.EvictBlocksRequest(tenant="default", num_blocks=1))
+        await refused(rig.admin.EvictBlocks(admin_pb2.EvictBlocksRequest()), grpc.StatusCode.INVALID_ARGUMENT)
+        aborting = rig.admin.AbortRequest(admin_pb2.AbortRequestRequest(request_id="r1"))
+        push = await decoder.push()
+        await decoder.ask(abort_result=cache_pb2.AbortResult(abort_id=push.abort.abort_id, found=True))
+        await aborting
+        shown = [(line["method"], line["fields"], line["outcome"], line.get("result")) for line in audit_lines(rig)]
+        assert shown == [
+            (
+                "EvictBlocks",
+                {"tenant": "default", "num_blocks": 1},
+                "OK",
+                {"evicted_blocks": 1, "remaining_blocks": 1},
+            ),
+            ("EvictBlocks", {}, "INVALID_ARGUMENT", None),
+            ("AbortRequest", {"request_id": "r1"}, "OK", None),
+        ]
 
     run(body)
 

@@ -19,7 +19,7 @@ from tests.cachemgr.admin_rig import (
     run,
     tenant_grant,
 )
-from tests.cachemgr.daemon_rig import BLOCKS, acquire_request, report_request, running
+from tests.cachemgr.daemon_rig import BLOCKS, acquire_request, ids, report_request, running
 from tests.cachemgr.rig import eventually_async
 
 PROMPT = list(range(1, 9))
@@ -177,7 +177,8 @@ def test_rotation_makes_the_tree_unreachable_and_lets_running_requests_end():
 
 
 def test_deleted_tenant_ends_with_its_keys_requests_and_blocks():
-    """Keys and grants end at once, running requests are aborted, blocks are dropped and free once they are let go."""
+    """Keys and grants end at once, running requests are aborted, blocks are dropped and free once they are let go, and
+    whoever gets them next is told to zero them first."""
 
     async def body(rig):
         await rig.admin.CreateTenant(admin_pb2.CreateTenantRequest(tenant="acme"))
@@ -201,6 +202,9 @@ def test_deleted_tenant_ends_with_its_keys_requests_and_blocks():
         now = await rig.snapshot()
         assert now.indexed_blocks == 2  # those of the other tenant
         assert now.free_blocks + now.cached_blocks == now.total_blocks
+        wanted = await decoder.ask(acquire=acquire_request(await rig.grant(), list(range(80, 100))))
+        assert set(ids(lease.blocks)) & set(ids(wanted.acquire.blocks))  # some of them were the tenant's
+        assert set(ids(lease.blocks)) & set(ids(wanted.acquire.blocks)) <= set(ids(wanted.scrub))
         assert await cached_tokens(rig, decoder, PROMPT) == 7
         assert await rig.is_sound()
         assert outcomes(rig, "DeleteTenant") == ["OK"]

@@ -26,8 +26,10 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService is for operators, on a socket and with a credential of its own: `authorization: Bearer <admin key>`.
-    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values.
+    """AdminService is for operators, on a socket and with credentials of its own: `authorization: Bearer <admin key>`. With the
+    reader's key what changes nothing (Get, List, Check, Explain, Watch) is served; everything else is PERMISSION_DENIED.
+    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values. Where a tenant is
+    shown as the owner of blocks, "@public" and "@group:<name>" stand for scopes that are wider than a tenant.
     """
 
     def __init__(self, channel):
@@ -194,8 +196,10 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """AdminService is for operators, on a socket and with a credential of its own: `authorization: Bearer <admin key>`.
-    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values.
+    """AdminService is for operators, on a socket and with credentials of its own: `authorization: Bearer <admin key>`. With the
+    reader's key what changes nothing (Get, List, Check, Explain, Watch) is served; everything else is PERMISSION_DENIED.
+    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values. Where a tenant is
+    shown as the owner of blocks, "@public" and "@group:<name>" stand for scopes that are wider than a tenant.
     """
 
     def GetSnapshot(self, request, context):
@@ -587,8 +591,10 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService is for operators, on a socket and with a credential of its own: `authorization: Bearer <admin key>`.
-    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values.
+    """AdminService is for operators, on a socket and with credentials of its own: `authorization: Bearer <admin key>`. With the
+    reader's key what changes nothing (Get, List, Check, Explain, Watch) is served; everything else is PERMISSION_DENIED.
+    It shows counts, ids and token numbers, never prompt text, keys, handles or bytes of keys and values. Where a tenant is
+    shown as the owner of blocks, "@public" and "@group:<name>" stand for scopes that are wider than a tenant.
     """
 
     @staticmethod
