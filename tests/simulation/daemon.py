@@ -13,7 +13,8 @@ import numpy as np
 
 from cachemgr.ids import LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
-from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TesseraError
+from cachemgr.results import Waiting
+from common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, TesseraError
 from common.tokens import pack_tokens
 from tests.simulation import messages
 from tests.simulation.decoder import GRACE, LEASE
@@ -22,6 +23,7 @@ from tests.simulation.network import End, Link
 from tests.simulation.scenario import DUPLICATE, REORDER
 
 if TYPE_CHECKING:
+    from tests.simulation.workload import Conversation
     from tests.simulation.world import World
 
 
@@ -57,6 +59,8 @@ class SimDaemon:
             grace_ns=GRACE * 1000,
             on_free=world.invariants.freed,
         )
+        for number, quota in enumerate(scenario.quotas, 1):
+            self.manager.set_quota(TenantId(f"tenant-{number}"), quota)
         self.streams: dict[int, Stream] = {}
         self.dead: set[int] = set()
         self.quarantined: dict[SessionId, tuple[str, int]] = {}
@@ -86,10 +90,17 @@ class SimDaemon:
         scrub = tuple(self.manager.take_scrub().tolist())
         if scrub:
             self._say(f"has {list(scrub)} scrubbed")
+        self._tell_ready()
         stream.link.down.send(messages.Answer(message.sequence, result, self.manager.revision, scrub))
         if self.kernel.chance(self.world.duplicates):
             self._say(f"hears a message of session {stream.session} twice")
             self.kernel.after(self.kernel.between(1, 500), self.receive, link, message)
+
+    def _tell_ready(self) -> None:
+        for session, wait_id in self.manager.take_ready_waits():
+            for stream in self.streams.values():
+                if stream.session == session and not stream.is_broken:
+                    stream.link.down.send(messages.PrefixReady(wait_id))
 
     def _say(self, what: str) -> None:
         self.kernel.say(f"daemon {what}")
@@ -106,8 +117,8 @@ class SimDaemon:
         """One operation of a session, straight on the manager."""
         manager, now_ns = self.manager, self.kernel.now_ns
         match operation:
-            case messages.Acquire(request, sample, tokens, resumed):
-                return self._acquire(session, request, sample, tokens, resumed, stream)
+            case messages.Acquire():
+                return self._acquire(session, operation)
             case messages.Report(sequences, returned, wanted, applied):
                 self._say(f"session {session} reports {self._described(operation)}")
                 hidden = [item.lease_id for item in sequences if item.lease_id in self.not_stored]
@@ -139,6 +150,14 @@ class SimDaemon:
                 plan = manager.rollback(session, lease, num_tokens, now_ns)
                 self._say(f"rolls {lease} back to {num_tokens}: {plan}")
                 return plan
+            case messages.Commit(lease, num_tokens):
+                try:
+                    manager.commit(session, lease, num_tokens, now_ns)
+                except FailedPrecondition as error:
+                    if error.reason != "NO_STORE":  # purged meanwhile
+                        raise
+                self._say(f"commits {lease} at {num_tokens}")
+                return None
             case messages.Heartbeat():
                 return manager.heartbeat(session, now_ns)
             case messages.MakeWritable(lease):
@@ -146,36 +165,37 @@ class SimDaemon:
             case _:
                 return None
 
-    def _acquire(
-        self,
-        session: SessionId,
-        request: Any,
-        sample: int,
-        tokens: tuple[int, ...],
-        resumed: bool,
-        stream: Stream | None,
-    ) -> Any:
-        packed = pack_tokens(np.array(tokens, np.int32))
+    def _acquire(self, session: SessionId, asked: messages.Acquire) -> Any:
+        request, tokens, judge = asked.request, asked.tokens, self.world.invariants
+        base = asked.base
+        given = tokens[len(self.world.base_tokens(base)) :] if base else tokens
+        before = judge.charged()
         try:
             answer = self.manager.acquire(
-                session, tenant=request.tenant, root=request.root, tokens=packed,
-                request_id=f"r{request.number}", sample=sample, no_read=request.no_read, no_store=request.no_store,
-                resumed=resumed, priority=request.cache_priority, now_ns=self.kernel.now_ns,
+                session, tenant=request.tenant, root=request.root, tokens=pack_tokens(np.array(given, np.int32)),
+                request_id=f"r{request.number}", sample=asked.sample, no_read=request.no_read,
+                no_store=request.no_store, resumed=asked.resumed, priority=request.cache_priority,
+                ttl_ns=request.ttl_ns, base=base, may_wait=asked.may_wait, now_ns=self.kernel.now_ns,
             )  # fmt: skip
         except ResourceExhausted as error:
             if error.reason == "POOL_FULL":
-                if not self.world.scenario.fail_allocation:
-                    self.world.invariants.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
+                if not (self.world.scenario.fail_allocation or self.world.scenario.quotas):
+                    judge.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
                 self._reclaim(session, error.needed - error.usable, from_asking=True)
             raise
-        self.admitted += not resumed
+        judge.kept_floors(before, request.owner)
+        if isinstance(answer, Waiting):
+            self._say(f"session {session}: r{request.number}.{asked.sample} waits: {answer}")
+            return answer
+        self.admitted += not asked.resumed
         if request.no_read and answer.cached_tokens:
             raise Violation(f"r{request.number} must read nothing and has {answer.cached_tokens} tokens cached")
         if request.no_store:
             self.not_stored.add(answer.lease_id)
         self._say(
-            f"session {session} leases {answer.lease_id} for r{request.number}.{sample} of {request.tenant}: "
+            f"session {session} leases {answer.lease_id} for r{request.number}.{asked.sample} of {request.tenant}: "
             f"{answer.blocks.tolist()}, {answer.cached_tokens} of {len(tokens)} cached, copy {answer.copy}"
+            + (f", continues {base.decode()}" if base else "")
         )
         return answer
 
@@ -308,13 +328,14 @@ class SimDaemon:
                 if not stream.is_broken:
                     self._silence(stream)
                 self._end(stream)
+        self._tell_ready()
         self.world.check()
 
     def operate(self) -> None:
         """An operator does something."""
         kernel, manager = self.kernel, self.manager
         tenant = TenantId(f"tenant-{kernel.between(1, self.world.scenario.num_tenants)}")
-        which = kernel.between(0, 3)
+        which = kernel.between(0, 4)
         if which == 0:
             self._say(f"drops {manager.evict(num_blocks=kernel.between(1, 6))} cached blocks")
         elif which == 1:
@@ -323,9 +344,55 @@ class SimDaemon:
             self._say(f"purges {manager.purge(tenant)} blocks of {tenant}")
             if manager.list_prefixes(tenant=tenant).items:
                 raise Violation("a purged tenant has prefixes")
+        elif which == 3:
+            self._pin(tenant)
         else:
             try:
                 self._say(f"drops everything: {manager.evict(everything=True)}")
             except FailedPrecondition:
                 self._say("refuses to drop everything while blocks are in use")
+        self.world.check()
+
+    def _pin(self, tenant: TenantId) -> None:
+        """Pins, or ends a pin; either may be refused."""
+        pins = self.manager.list_pins().items
+        if pins and self.kernel.chance(0.5):
+            self.manager.unpin(pins[0].pin)
+            return
+        asked = [request for request in self.world.workload.requests if request.tenant == tenant]
+        if not asked:
+            return
+        request = self.kernel.random.choice(asked)
+        tokens = pack_tokens(np.array(request.prompt, np.int32))
+        ttl_ns = self.kernel.between(1, 20) * 1_000_000
+        try:
+            pin = self.manager.pin(tenant, root=request.root, tokens=tokens, now_ns=self.kernel.now_ns, ttl_ns=ttl_ns)
+            self._say(f"pins {pin.num_blocks} blocks of {tenant}")
+        except (NotFound, ResourceExhausted) as error:
+            self._say(f"refuses to pin: {error.reason}")
+
+    def converse(self, talk: Conversation) -> None:
+        """A client does something to a kept branch of its own."""
+        which, name = self.kernel.between(0, 2), b"k%d" % self.kernel.between(10_000, 99_999)
+        now_ns = self.kernel.now_ns
+        try:
+            if which == 0:
+                self.manager.fork_kept(talk.tenant, talk.name, [name], ttl_ns=20_000_000, now_ns=now_ns)
+                self.world.workload.kept.append(replace(talk, name=name, tokens=list(talk.tokens)))
+            elif which == 1:
+                count = self.kernel.between(1, len(talk.tokens))
+                self.manager.rollback_kept(talk.tenant, talk.name, count, now_ns=now_ns)
+                del talk.tokens[count:]
+            else:
+                self.manager.drop_kept(talk.tenant, talk.name, now_ns=now_ns)
+            self._say(f"{('forks', 'cuts', 'drops')[which]} {talk.name.decode()}")
+        except NotFound:
+            self._say(f"knows no {talk.name.decode()}")
+        stranger = TenantId("tenant-9")
+        try:
+            self.manager.drop_kept(stranger, talk.name, now_ns=now_ns)
+        except NotFound:
+            pass
+        else:
+            raise Violation("a tenant ended the kept branch of another")
         self.world.check()

@@ -216,6 +216,8 @@ class SimDecoder:
             return
         elif isinstance(message, End):
             self._leave()
+        elif isinstance(message, messages.PrefixReady):
+            self.engine.prefix_ready(message.wait_id)
         elif isinstance(message, messages.Reclaim):
             self.engine.reclaim += message.num_blocks
         else:

@@ -11,10 +11,13 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cachemgr.ids import LeaseId
-from cachemgr.results import Acquired, Branch, CopyPlan, Replacement, Reported
+from cachemgr.results import Acquired, Branch, CopyPlan, Keep, Replacement, Reported, Waiting
 from cachemgr.resuming import Held, Resumed
 from common.errors import NotFound, ResourceExhausted, TesseraError
+from common.tokens import pack_tokens
 from tests.simulation import messages
 from tests.simulation.kernel import Violation
 from tests.simulation.sequences import ACQUIRING, FINISHED, HELD_UP, RUNNING, WAITING, Sequence
@@ -75,12 +78,12 @@ class Engine:
         sequence.state = WAITING
         insort(self.waiting, sequence, key=lambda item: item.rank)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence, keep: Keep | None = None) -> None:
         """A sequence is over, whatever its state."""
         if sequence.state == WAITING:
             self.waiting.remove(sequence)
         elif sequence in self.running:
-            self._release(sequence)
+            self._release(sequence, keep)
             self.hold = 0
         sequence.state = FINISHED
         self.sequences.remove(sequence)
@@ -98,6 +101,7 @@ class Engine:
         self.waiting.clear()
         self.forget_session()
         for sequence in self.sequences:
+            sequence.wait_id = 0
             sequence.let_go()
             self._wait(sequence)
 
@@ -106,6 +110,8 @@ class Engine:
         for sequence in [item for item in self.sequences if item.state == ACQUIRING]:
             self._wait(sequence)
         self.acquiring.clear()
+        for sequence in self.waiting:
+            sequence.wait_id = 0
         for sequence in [item for item in self.running if item.state == HELD_UP]:
             self.running.remove(sequence)
             sequence.let_go()
@@ -124,7 +130,7 @@ class Engine:
         """The session goes on; sequences whose lease was not kept start again."""
         for sequence, lease in zip(self.presented, answer.leases, strict=True):
             if sequence in self.running and not lease:
-                if not self.world.lied(sequence.lease):
+                if not (self.scenario.quotas or self.world.lied(sequence.lease)):  # it may have grown above a ceiling
                     raise Violation(f"{sequence.name}: what an honest decoder holds was not taken")
                 self.running.remove(sequence)
                 sequence.let_go()
@@ -139,12 +145,12 @@ class Engine:
                 if sequence.lease == item.lease_id:
                     sequence.table[item.first_index : item.first_index + len(item.blocks)] = item.blocks.tolist()
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, keep: Keep | None = None) -> None:
         self.running.remove(sequence)
         if sequence.lease is not None and sequence.state == HELD_UP:
             self.ending.add(sequence.lease)  # what the answer has scrubbed must still be ours then
         elif sequence.lease is not None:
-            self.released.append(sequence.news(release=True))
+            self.released.append(sequence.news(release=True, keep=keep))
         sequence.let_go()
         self.is_full = self.refused = False
 
@@ -156,12 +162,21 @@ class Engine:
         if isinstance(answer, TesseraError):
             if sequence.state == FINISHED:
                 return
-            if isinstance(answer, ResourceExhausted) and answer.reason == "POOL_FULL":
+            if isinstance(answer, ResourceExhausted) and self.world.may_fit(sequence.request, len(sequence.tokens)):
                 self.is_full = True
+                self._wait(sequence)
+            elif isinstance(answer, NotFound):  # the kept branch is over: the client sends the whole prompt again
+                sequence.request.base = b""
+                sequence.request.counted = False
                 self._wait(sequence)
             else:
                 self.end_request(sequence.request, f"refused: {answer.reason}")
             return
+        if isinstance(answer, Waiting):
+            self._wait_for_another(sequence, answer)
+            return
+        if answer.base_tokens and pack_tokens(np.array(sequence.tokens, np.int32)).find(answer.base_tokens) != 0:
+            raise Violation(f"{sequence.name}: the kept branch is not what was kept")
         if answer.cached_tokens > len(sequence.tokens) - 1:
             raise Violation(f"{sequence.name}: {answer.cached_tokens} of {len(sequence.tokens)} tokens are cached")
         if len(answer.blocks) != -(-len(sequence.tokens) // self.size):
@@ -172,6 +187,28 @@ class Engine:
         table = answer.blocks.tolist()
         sequence.hold(answer.lease_id, table, answer.cached_tokens, len(sequence.tokens), answer.copy)
         self._run(sequence)
+
+    def _wait_for_another(self, sequence: Sequence, answer: Waiting) -> None:
+        if sequence.state == FINISHED:
+            return
+        most = len(sequence.tokens) - 1
+        if not 0 <= answer.resident_tokens < answer.coming_tokens <= most:
+            raise Violation(f"{sequence.name}: waits for {answer.coming_tokens} of {len(sequence.tokens)} tokens")
+        sequence.request.counted = False
+        self._wait(sequence)
+        sequence.wait_id = answer.wait_id
+        self.process.later(self.kernel.between(500, 4000), self._stop_waiting, sequence, answer.wait_id)
+
+    def _stop_waiting(self, sequence: Sequence, wait_id: int) -> None:
+        if sequence.wait_id == wait_id:
+            sequence.wait_id, sequence.may_wait = 0, False
+            self.process.wake()
+
+    def prefix_ready(self, wait_id: int) -> None:
+        """What a sequence waits for is there."""
+        for sequence in self.waiting:
+            if sequence.wait_id == wait_id:
+                sequence.wait_id = 0
 
     def _run(self, sequence: Sequence) -> None:
         insort(self.running, sequence, key=lambda item: item.rank)
@@ -199,7 +236,7 @@ class Engine:
             self._run(branch)
 
     def rolled_back(
-        self, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None
+        self, cut: bool, sequence: Sequence, lease: LeaseId, kept: int, answer: CopyPlan | TesseraError | None
     ) -> None:
         """A rollback or a copy-on-write was answered."""
         if lease in self.ending:
@@ -216,13 +253,14 @@ class Engine:
             return
         if isinstance(answer, TesseraError):
             raise Violation(f"{sequence.name}: a rollback was refused: {answer.message}")
-        sequence.table = sequence.table[: -(-kept // self.size)]
+        if cut:
+            sequence.table = sequence.table[: -(-kept // self.size)]
         if answer is not None:
             sequence.table[kept // self.size] = answer.target
             sequence.copy = answer
             self.copies.append(sequence)
-        elif self.kernel.chance(0.3):
-            self.process.ask(messages.MakeWritable(lease), (sequence, lease, kept))
+        elif cut and self.kernel.chance(0.3):
+            self.process.ask(messages.MakeWritable(lease), (False, sequence, lease, kept))
             sequence.state = HELD_UP
 
     def reported(self, wanted: int, answer: Reported | TesseraError) -> None:
@@ -232,10 +270,16 @@ class Engine:
         self._replace(answer.replacements)
         for refusal in answer.refusals:
             for sequence in [item for item in self.running if item.lease == refusal.lease_id]:
+                if refusal.error.reason == "QUOTA_EXCEEDED" and self.scenario.quotas:
+                    sequence.lease = None
+                    self.end_request(sequence.request, "refused: QUOTA_EXCEEDED")
+                    continue
                 if not self.world.lied(refusal.lease_id):
                     raise Violation(f"{sequence.name}: an honest report was refused: {refusal.error.message}")
                 sequence.lease = None
                 self.end_request(sequence.request, "failed: the decoder lied")
+        for kept in answer.kept:
+            self.world.kept(kept)
         self.credit += answer.credit.tolist()
         if wanted:
             self.asked = False
@@ -346,13 +390,21 @@ class Engine:
                 return
             if self.released:
                 self.report()
-            sequence = self.waiting.pop(0)
+            sequence = next((item for item in self.waiting if not item.wait_id), None)
+            if sequence is None:
+                return
+            self.waiting.remove(sequence)
             sequence.state = ACQUIRING
             self.acquiring.append(sequence)
             resumed, sequence.request.counted = sequence.request.counted, True
             self.process.ask(
-                messages.Acquire(sequence.request, sequence.sample, tuple(sequence.tokens), resumed), sequence
-            )
+                messages.Acquire(
+                    sequence.request, sequence.sample, tuple(sequence.tokens), resumed,
+                    may_wait=self.scenario.waits and sequence.may_wait,
+                    base=b"" if resumed or sequence.generated else sequence.request.base,
+                ),
+                sequence,
+            )  # fmt: skip
 
     def finish(self, work: list[tuple[Sequence, int]]) -> None:
         """The step has run: everything is read and written; tokens are given out if that may still be."""
@@ -383,7 +435,7 @@ class Engine:
         if cut and not self.process.is_away and (sequence.reported_tokens > place or self.kernel.chance(0.5)):
             # What was told is taken back by the daemon, too; else the daemon never hears of it.
             self._tell_all(sequence)
-            self.process.ask(messages.Rollback(sequence.lease, place), (sequence, sequence.lease, place))  # type: ignore[arg-type]
+            self.process.ask(messages.Rollback(sequence.lease, place), (True, sequence, sequence.lease, place))  # type: ignore[arg-type]
             sequence.state = HELD_UP
         sequence.cut(place)
         if sequence.to_fork:
@@ -392,6 +444,18 @@ class Engine:
             return
         sequence.tokens.append(token)
         sequence.know()
+        if self.scenario.commits and sequence.state == RUNNING and self.kernel.chance(0.15):
+            self._commit(sequence)
+
+    def _commit(self, sequence: Sequence) -> None:
+        """Publishes what is computed now, and asks for a block of its own before it writes on."""
+        if self.process.is_away or sequence.request.no_store or not sequence.computed % self.size:
+            return
+        self._tell_all(sequence)
+        self.process.ask(messages.Commit(sequence.lease, sequence.computed), None)  # type: ignore[arg-type]
+        about = (False, sequence, sequence.lease, sequence.computed)
+        self.process.ask(messages.MakeWritable(sequence.lease), about)  # type: ignore[arg-type]
+        sequence.state = HELD_UP
 
     def _tell_all(self, sequence: Sequence) -> None:
         self.report()
@@ -402,7 +466,10 @@ class Engine:
         """A token goes to the client; False where it was the last one of the sequence."""
         if self.world.gave_out(sequence.request, sequence.sample, token):
             return True
-        self.leave(sequence)
+        keep = None
+        if sequence.request.keep and sequence.state == RUNNING and not self.process.is_away:
+            keep = self.world.new_keep(sequence.request, sequence.tokens[: sequence.computed])
+        self.leave(sequence, keep)
         self.world.sample_ended(sequence.request)
         return False
 

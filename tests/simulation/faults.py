@@ -18,6 +18,8 @@ def strike(world: World) -> None:
     if kernel.now >= scenario.faults_until:
         return
     kernel.after(kernel.between(1, 2 * scenario.fault_every), strike, world)
+    if world.workload.kept and kernel.chance(0.3):
+        world.daemon.converse(kernel.random.choice(world.workload.kept))
     allowed = [kind for kind in kinds.KINDS if kind in scenario.faults]
     if not allowed:
         return

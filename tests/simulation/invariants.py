@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from tests.simulation.sequences import Sequence
     from tests.simulation.world import World
 
-ACTIVE, QUARANTINED = int(BlockState.ACTIVE), int(BlockState.QUARANTINED)
+ACTIVE, CACHED, QUARANTINED = int(BlockState.ACTIVE), int(BlockState.CACHED), int(BlockState.QUARANTINED)
+
+
+def tenant_number(name: str) -> int:
+    """The number in the memory of an owner's name."""
+    return int(name.rpartition("-")[2])
 
 
 class Invariants:
@@ -46,6 +51,11 @@ class Invariants:
         self._check_published()
         if (self._state.pool.generation != self._generation).any():
             raise Violation("a generation is not the number of times that its block was freed")
+        if self._world.scenario.quotas:
+            charged = self.charged()
+            for tenant, quota in enumerate(self._world.scenario.quotas, 1):
+                if quota.ceiling_blocks and charged.get(tenant, 0) > quota.ceiling_blocks:
+                    raise Violation(f"tenant-{tenant} has {charged[tenant]} blocks, above {quota.ceiling_blocks}")
         counters = self._state.counters
         if counters.hits + counters.misses != self._world.daemon.admitted:
             raise Violation(
@@ -64,7 +74,7 @@ class Invariants:
                 path.append(step.edge)
                 step = step.parent
             tokens = unpack_tokens(b"".join(reversed(path))).tolist()
-            owner = int(state.tenant_names[node.tree.owner].rpartition("-")[2])
+            owner = tenant_number(state.tenant_names[node.tree.owner])
             cells = cells_of(root_cell(owner, node.tree.root_key), tokens)
             start = int(forest.position[block]) * state.block_tokens
             cells = cells[start : start + state.block_tokens]
@@ -89,6 +99,21 @@ class Invariants:
         for block, generation in blocks:
             if pool.published[block] and pool.generation[block] == generation:
                 raise Violation(f"block {block} of a request that must not be stored is published")
+
+    def charged(self) -> dict[int, int]:
+        """Active and cached blocks of each tenant, counted from the columns."""
+        pool, names = self._state.pool, self._state.tenant_names
+        used = (pool.state == ACTIVE) | (pool.state == CACHED)
+        return {
+            tenant_number(names[owner]): n for owner, n in enumerate(np.bincount(pool.owner[used]).tolist()) if owner
+        }
+
+    def kept_floors(self, before: dict[int, int], actor: int) -> None:
+        """8: an acquire of `actor` has pushed nobody else below a floor."""
+        after = self.charged()
+        for tenant, quota in enumerate(self._world.scenario.quotas, 1):
+            if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
+                raise Violation(f"tenant-{tenant} has {after.get(tenant, 0)} blocks, its floor is {quota.floor_blocks}")
 
     def may_be_refused(self, num_blocks: int) -> None:
         """9: an acquire of so many blocks was refused: it must not fit now."""
@@ -151,8 +176,8 @@ class Invariants:
                     if request.outputs[sample] != request.solo(sample):
                         raise Violation(f"r{request.number}.{sample} is not what it is alone")
             elif request.ended.startswith("refused"):
-                most = max(len(request.prompt) + request.max_tokens, 0)
-                if most <= world.scenario.num_blocks * world.scenario.block_tokens:
+                most = len(request.prompt) + request.max_tokens
+                if world.may_fit(request, most) and not (world.scenario.quotas and "QUOTA" in request.ended):
                     raise Violation(f"r{request.number} was {request.ended}, and would have fitted")
             elif request.ended not in ("cancelled", "failed: the decoder lied"):
                 raise Violation(f"r{request.number} ended: {request.ended}")
@@ -160,6 +185,9 @@ class Invariants:
         pages = (manager.list_blocks, manager.list_prefixes, manager.list_leases, manager.list_sessions)
         for page in pages:
             page(limit=1000)
+        manager.tick(world.kernel.now_ns + 10**12)  # every kept branch is over
+        for pin in manager.list_pins(limit=100).items:
+            manager.unpin(pin.pin)
         manager.evict(everything=True)
         self.after_step()
         shot = manager.snapshot()

@@ -40,6 +40,8 @@ class Acquire:
     sample: int
     tokens: tuple[int, ...]
     resumed: bool
+    may_wait: bool = False
+    base: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,14 @@ class Fork:
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """Cut a lease back."""
+
+    lease: LeaseId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Publish a lease's first tokens now."""
 
     lease: LeaseId
     num_tokens: int
@@ -105,6 +115,13 @@ class Attached:
 
     session: SessionId
     resumed: Resumed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReady:
+    """A push: a wait is over."""
+
+    wait_id: int
 
 
 @dataclass(frozen=True, slots=True)

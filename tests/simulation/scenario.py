@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cachemgr.quotas import Quota
 from tests.simulation.kernel import MILLISECOND, Kernel
 
 DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION = (
@@ -36,6 +37,10 @@ class Scenario:
     fault_every: int
     name_bits: int
     fail_allocation: int
+    quotas: tuple[Quota, ...]  # of tenant-1 and on; none: nobody has one
+    waits: bool
+    commits: bool
+    keeps: bool
 
     @property
     def faults_until(self) -> int:
@@ -64,13 +69,14 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         faults = only
     block_tokens = kernel.random.choice((1, 2, 4, 4))
     num_blocks = kernel.between(8, 28)
+    num_tenants = kernel.between(1, 3)
     return Scenario(
         seed=seed,
         faults=faults,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         num_decoders=kernel.between(1, 3),
-        num_tenants=kernel.between(1, 3),
+        num_tenants=num_tenants,
         shared_roots=kernel.chance(0.5),
         document_blocks=kernel.between(2, 5),
         num_requests=kernel.between(12, 20),
@@ -81,4 +87,18 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         fault_every=kernel.between(2, 8) * MILLISECOND,
         name_bits=kernel.random.choice((128, 128, 1)),
         fail_allocation=kernel.between(1, 30) if ALLOCATION in faults else 0,
+        quotas=_quotas(kernel, num_blocks, num_tenants) if kernel.chance(0.35) else (),
+        waits=kernel.chance(0.5),
+        commits=kernel.chance(0.3),
+        keeps=kernel.chance(0.4),
     )
+
+
+def _quotas(kernel: Kernel, num_blocks: int, num_tenants: int) -> tuple[Quota, ...]:
+    quotas = []
+    for _ in range(num_tenants):
+        floor = kernel.between(0, num_blocks // (num_tenants + 1))
+        ceiling = kernel.between(max(floor, num_blocks // 3), num_blocks) if kernel.chance(0.6) else 0
+        weight = kernel.random.choice((0.5, 1.0, 4.0))
+        quotas.append(Quota(floor_blocks=floor, ceiling_blocks=ceiling, weight=weight, pin_blocks=num_blocks // 8))
+    return tuple(quotas)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cachemgr.ids import LeaseId
-from cachemgr.results import CopyPlan, SequenceReport
+from cachemgr.results import CopyPlan, Keep, SequenceReport
 from cachemgr.resuming import Held
 from common.tokens import pack_tokens
 from tests.simulation.memory import cells_of
@@ -40,6 +40,8 @@ class Sequence:
     reported_sealed: int = 0
     drafts: int = 0
     to_fork: tuple[int, ...] = ()
+    may_wait: bool = True
+    wait_id: int = 0
     lie: bool = False  # its next report says what is not so
 
     @property
@@ -107,7 +109,7 @@ class Sequence:
         tokens = pack_tokens(np.array(self.tokens[:known], np.int32))
         return Held(self.lease, tokens, np.array(self.table, np.int32), self.computed, self.copy)
 
-    def news(self, *, release: bool = False) -> SequenceReport:
+    def news(self, *, release: bool = False, keep: Keep | None = None) -> SequenceReport:
         """What the daemon has not been told; drafts that are computed are told too."""
         assert self.lease is not None
         known = max(self.computed, self.reported_tokens)
@@ -119,6 +121,7 @@ class Sequence:
             sealed_tokens=self.computed + (1000 if self.lie and not stolen else 0),
             copied=self.copied,
             release=release,
+            keep=keep,
         )
         self.reported_tokens, self.reported_sealed = known, self.computed
         self.taken, self.copied, self.lie = [], False, False

@@ -41,6 +41,9 @@ class Request:
     priority: int
     cache_priority: int
     drafts: bool
+    keep: bool = False
+    base: bytes = b""  # the kept branch that it continues
+    ttl_ns: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
     decoder: SimDecoder | None = None
     counted: bool = False
@@ -61,6 +64,21 @@ class Request:
         return tokens
 
 
+@dataclass(eq=False, slots=True)
+class Conversation:
+    """A kept branch as its client knows it. `tokens` are those of the branch."""
+
+    name: bytes
+    owner: int
+    root: bytes
+    tokens: list[int]
+
+    @property
+    def tenant(self) -> TenantId:
+        """Whose it is."""
+        return TenantId(f"tenant-{self.owner}")
+
+
 class Workload:
     """Draws requests."""
 
@@ -72,6 +90,7 @@ class Workload:
             [self._token() for _ in range(kernel.between(2, scenario.document_blocks) * size)] for _ in range(2)
         ]
         self.requests: list[Request] = []
+        self.kept: list[Conversation] = []
 
     def _token(self) -> int:
         return self._kernel.between(0, VOCABULARY - 1)
@@ -86,17 +105,25 @@ class Workload:
             document = kernel.random.choice(self._documents)
             prompt = document[: kernel.between(1, len(document))]
             prompt += [self._token() for _ in range(kernel.between(0, scenario.block_tokens + 1))]
-        if kernel.chance(0.02):
+        kept = kernel.random.choice(self.kept) if self.kept and kernel.chance(0.5) else None
+        if kept is not None:
+            prompt = [*kept.tokens, *(self._token() for _ in range(kernel.between(0, scenario.block_tokens + 1)))]
+        elif kernel.chance(0.02):
             prompt += [0] * (scenario.num_blocks * scenario.block_tokens)
         owner = twin.owner if twin is not None else kernel.between(1, scenario.num_tenants)
         key = kernel.between(0, 7) == 0
         # The roots of two tenants never meet in truth; here they do, and the owner alone must keep them apart.
         root = b"key-%d" % key if scenario.shared_roots else b"key-%d-%d" % (owner, key)
+        if kept is not None:
+            owner, root = kept.owner, kept.root
         request = Request(
             number=len(self.requests) + 1,
             tenant=TenantId(f"tenant-{owner}"),
             owner=owner,
             root=root.ljust(32, b"."),
+            keep=scenario.keeps and kernel.chance(0.5),
+            base=kept.name if kept is not None else b"",
+            ttl_ns=kernel.between(1, 30) * 1_000_000 if not scenario.quotas and kernel.chance(0.15) else 0,
             prompt=tuple(prompt),
             max_tokens=kernel.between(1, scenario.max_tokens),
             samples=kernel.between(2, 3) if kernel.chance(0.2) else 1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cachemgr.ids import LeaseId
-from cachemgr.results import CopyPlan
+from cachemgr.results import CopyPlan, Keep, Kept
 from tests.simulation import faults
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.decoder import SimDecoder
@@ -19,7 +19,7 @@ from tests.simulation.memory import Memory
 from tests.simulation.network import Link
 from tests.simulation.scenario import DUPLICATE, scenario_of
 from tests.simulation.sequences import Sequence
-from tests.simulation.workload import Request, Workload
+from tests.simulation.workload import Conversation, Request, Workload
 
 PATIENCE = 1500 * MILLISECOND
 
@@ -36,6 +36,8 @@ class World:
         self.open_requests: list[Request] = []
         self.lies: set[LeaseId] = set()
         self.duplicates = 0.02 if DUPLICATE in self.scenario.faults else 0.0
+        self._promised: dict[bytes, Conversation] = {}
+        self._names = 0
         self._processes = 1000
         self._links = 0
         self.invariants = Invariants(self)
@@ -112,6 +114,33 @@ class World:
             f"tokens, {request.samples} samples of {request.max_tokens}"
         )
         request.decoder.receive(None, ("submit", request))
+
+    def may_fit(self, request: Request, num_tokens: int) -> bool:
+        """Whether so many tokens of a request fit an empty node."""
+        scenario = self.scenario
+        most = scenario.num_blocks
+        if scenario.quotas:
+            others = sum(quota.floor_blocks for n, quota in enumerate(scenario.quotas, 1) if n != request.owner)
+            most = min(scenario.quotas[request.owner - 1].ceiling_blocks or most, most - others)
+        return -(-num_tokens // scenario.block_tokens) <= most
+
+    def new_keep(self, request: Request, tokens: list[int]) -> Keep:
+        """A name for a sequence that is to be kept."""
+        self._names += 1
+        name = b"k%d" % self._names
+        self._promised[name] = Conversation(name, request.owner, request.root, tokens)
+        return Keep(name, self.kernel.between(2, 40) * 1_000_000)
+
+    def kept(self, kept: Kept) -> None:
+        """A client hears that its sequence was kept."""
+        talk = self._promised.pop(kept.name)
+        if kept.num_tokens != len(talk.tokens):
+            raise Violation(f"{kept.name.decode()} keeps {kept.num_tokens} tokens of {len(talk.tokens)}")
+        self.workload.kept.append(talk)
+
+    def base_tokens(self, name: bytes) -> list[int]:
+        """The tokens of a kept branch, as its client knows them."""
+        return next((talk.tokens for talk in self.workload.kept if talk.name == name), [])
 
     def gave_out(self, request: Request, sample: int, token: int) -> bool:
         """A client gets a token; False where it was the last of its sample."""
