@@ -10,10 +10,13 @@ import pytest
 from common.errors import InvalidArgument, NotFound, ResourceExhausted
 from common.tokens import unpack_tokens
 from gateway.chat import ChatTemplate, Turn
+from gateway.prompts import PromptEncoder
 from gateway.sessions import handle_bytes, handle_text
+from gateway.validation import ModelLimits
 from tessera.cache.v1 import cache_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 from tests.gateway.support import Answer, Node, async_test, collect, ids_of, node, tiny_tokenizer
+from tests.gateway.test_tokenizer import sentencepiece
 from tests.tiny_models import CHAT_TEMPLATE
 
 HANDLE = handle_text(bytes(range(16)))
@@ -196,6 +199,17 @@ async def test_text_goes_on_without_another_beginning() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await generate(here, pb.GenerateRequest(session=pb.Session(keep_seconds=5)))
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@async_test
+async def test_no_beginning_of_sequence_comes_into_the_middle() -> None:
+    """A model whose texts begin with a BOS: not those that go on. Positive control: one that stands alone."""
+    encoder = PromptEncoder(sentencepiece(), datetime.now)
+    limits = ModelLimits("tiny", 512, 64)
+    alone = await encoder.encode_prompt(pb.GenerateRequest(text=" ab"), limits)
+    goes_on = await encoder.encode_prompt(pb.GenerateRequest(text=" ab", session=pb.Session(handle=HANDLE)), limits)
+    encoder.close()
+    assert alone[0] == 1 and 1 not in goes_on
 
 
 @async_test
