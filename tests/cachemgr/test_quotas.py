@@ -277,6 +277,7 @@ class QuotaMachine(RuleBasedStateMachine):
         answer = self.rig.report(self.rig.message(sequence), applied_revision=0)
         for refusal in answer.refusals:
             assert isinstance(refusal.error, ResourceExhausted) and refusal.error.reason == "QUOTA_EXCEEDED"
+        self.rig.report()  # acknowledges, so that what is given up goes now and in nobody else's turn
 
     @rule(index=st.integers(0, 9))
     def finish(self, index: int) -> None:
