@@ -40,7 +40,7 @@ class Forest:
         self.node_of: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self.position: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.queue = EvictionQueue(self.nodes, policy)
-        self.ghosts = Ghosts(self.block_bytes)
+        self.ghosts = Ghosts()
         self.uses = 0
         self._references = references
         self._positions = np.arange(num_blocks + 1, dtype=np.int32)
@@ -142,7 +142,9 @@ class Forest:
 
     def trim(self, node: Node, count: int) -> None:
         """Keeps the first `count` blocks of a leaf; the caller clears `node_of` of the others."""
-        self.ghosts.trimmed(node, count)
+        ghosts, begin = self.ghosts, count * self.block_bytes
+        tokens = node.edge[begin : begin + self.block_bytes]
+        ghosts.note((node.tree, node.start + count, tokens, len(node.blocks) - count, node.node_id, ghosts.stamp))
         node.blocks = node.blocks[:count].copy()
         node.edge = node.edge[: count * self.block_bytes]
         node.name = b""
@@ -152,7 +154,8 @@ class Forest:
         parent = node.parent
         if parent is None or (node.children is not NO_CHILDREN and node.children) or node.anchored:
             raise ValueError("only a leaf can be removed")
-        self.ghosts.removed(node, parent)
+        ghosts, tokens = self.ghosts, node.edge[: self.block_bytes]
+        ghosts.note((node.tree, node.start, tokens, len(node.blocks), parent.node_id, ghosts.stamp))
         parent.children.remove(node.edge[: self.block_bytes])
         parent.tails -= node.tail
         self.forget_node(node)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachemgr.ids import NodeId
-from cachemgr.nodes import Node, Tree
+from cachemgr.nodes import Tree
 
 MAX_GHOSTS: Final = 4096
 
 Stamp = tuple[int, int, str]  # when (ns), owner number it was evicted for (0: none), cause
+_Entry = tuple[Tree, int, bytes, int, NodeId, Stamp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +33,15 @@ class Ghost:
 
 
 class Ghosts:
-    """The newest MAX_GHOSTS evictions. `stamp` goes to each one that comes."""
+    """The newest MAX_GHOSTS evictions. `stamp` is of those that come next; `note` takes the fields of a Ghost as one
+    tuple: it is called for each node that goes, so it is the ring's own method."""
 
-    __slots__ = ("_block_bytes", "_ring", "stamp")
+    __slots__ = ("_ring", "note", "stamp")
 
-    def __init__(self, block_bytes: int) -> None:
-        self._block_bytes = block_bytes
-        self._ring: deque[tuple[Tree, int, bytes, int, NodeId, Stamp]] = deque(maxlen=MAX_GHOSTS)
+    def __init__(self) -> None:
+        self._ring: deque[_Entry] = deque(maxlen=MAX_GHOSTS)
+        self.note = self._ring.append
         self.stamp: Stamp = (0, 0, "")
-
-    def removed(self, node: Node, parent: Node) -> None:
-        """A leaf is about to go, whole."""
-        tokens = node.edge[: self._block_bytes]
-        self._ring.append((node.tree, node.start, tokens, len(node.blocks), parent.node_id, self.stamp))
-
-    def trimmed(self, node: Node, count: int) -> None:
-        """A leaf is about to keep its first `count` blocks alone."""
-        begin = count * self._block_bytes
-        tokens = node.edge[begin : begin + self._block_bytes]
-        dropped = len(node.blocks) - count
-        self._ring.append((node.tree, node.start + count, tokens, dropped, node.node_id, self.stamp))
 
     def of(self, owner: int, root_key: bytes) -> list[Ghost]:
         """Those of one tree, the newest first."""

@@ -93,17 +93,18 @@ class Waits:
         bucket = self.found.get((tree, tokens[start * size : (start + 1) * size]))
         if bucket is None:
             return None
-        best, most, place = None, resident, resident * size
-        wanted = tokens[place : place + size]
+        best, most = None, resident
         for producer in bucket.values():
-            record = producer.lease.tokens
-            if record[place : place + size] != wanted:
+            lease = producer.lease
+            end = min(limit, producer.until, lease.prefix_blocks if tree is lease.prefix_tree else limit)
+            if end <= most:
                 continue
-            border = producer.lease.prefix_blocks if tree is producer.lease.prefix_tree else limit
-            end = min(limit, border, producer.until)
+            record, place = lease.tokens, most * size
+            if record[place : place + size] != tokens[place : place + size]:
+                continue  # no longer than the best so far; one compare of a block instead of one of all
             common = min(end, common_tokens(bytes(record[: end * size]), tokens) // self._block_tokens)
             if common > most:
-                best, most = producer.lease, common
+                best, most = lease, common
         return None if best is None else (best, most)
 
     def wait(self, producer: Lease, blocks: int, waiter: _Waiter) -> int:
