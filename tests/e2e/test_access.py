@@ -56,6 +56,8 @@ def test_every_method_without_credentials_is_refused(
             assert call_raw(channel, path, wrong) is REFUSED, (path, wrong is None)
         assert call_raw(channel, path, right, scheme="Basic") is REFUSED, path
         assert call_raw(channel, path, right) is not REFUSED, path
+        if path.endswith("/DrainPool"):
+            shared_node.admin.call("DrainPool", admin_pb2.DrainPoolRequest(resume=True))
     solo.probe(shared_node)
 
 
@@ -82,7 +84,7 @@ def test_internal_sockets_need_the_internal_key(shared_node: Node, solo: Solo) -
                         assert call_raw(channel, full, wrong) is REFUSED, full
                     assert call_raw(channel, full, node.internal_key, seconds=1.0) is not grpc.StatusCode.UNIMPLEMENTED
                     checked += 1
-    assert checked == 3
+    assert checked == 6
     solo.probe(node)
     node.quiet()
 
@@ -90,8 +92,9 @@ def test_internal_sockets_need_the_internal_key(shared_node: Node, solo: Solo) -
 def test_state_files_are_for_their_owner_alone(shared_node: Node) -> None:
     """Credentials, the tenant database and sockets have mode 0600, their folders 0700."""
     paths = shared_node.paths
-    files = [paths.default_key, paths.admin_key, paths.internal_key, paths.tenants_db, *paths.run_dir.glob("*.sock")]
-    assert len(files) >= 8, "positive control: they are there"
+    keys = [paths.default_key, paths.admin_key, paths.reader_key, paths.internal_key]
+    files = [*keys, paths.tenants_db, *paths.run_dir.glob("*.sock")]
+    assert len(files) >= 9, "positive control: they are there"
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
     for folder in (paths.state_dir, paths.run_dir):
