@@ -122,3 +122,11 @@ def test_faults_need_their_flag() -> None:
     assert options.faults.weak_hash_bits == 4
     assert options.faults.step_delay_seconds == 0.5
     assert options.faults.delay_message == {"acquire": 0.1}
+
+
+def test_a_lease_has_a_length() -> None:
+    """Leases and grace are read by name; a lease too short to be renewed in is refused."""
+    options = load("--lease-seconds", "2.5", TESSERA_GRACE_SECONDS="0")
+    assert (options.lease_seconds, options.grace_seconds) == (2.5, 0.0)
+    with pytest.raises(ValueError, match="--lease-seconds"):
+        load("--lease-seconds", "0.1")
