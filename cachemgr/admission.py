@@ -15,10 +15,10 @@ from cachemgr import kept
 from cachemgr.ids import SessionId, TenantId
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
-from cachemgr.leases import Lease, Session, to_wire
-from cachemgr.radix import Match
+from cachemgr.leases import Lease, to_wire
 from cachemgr.relief import relieve
 from cachemgr.results import Acquired, CopyPlan, ScopeSpan, Waiting
+from cachemgr.sharing import wait_for_prefix
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, ResourceExhausted
 from common.layout import TOKEN_BYTES
@@ -94,7 +94,7 @@ def acquire(
         blocks, source, rest, num_published = start.blocks, start.source, start.num_tail_tokens, start.num_published
         store = store and start.store
     elif may_wait and not no_read:
-        waiting = _wait(state, session, tenant, root, key, prefix, tokens, found, (request_id, sample))
+        waiting = wait_for_prefix(state, session, tenant, key, prefix, tokens, found, (request_id, sample))
         if waiting is not None:
             return waiting
     fresh = total - len(blocks)
@@ -192,45 +192,6 @@ def acquire(
         state.recent.add(root, wider_root, prefix_blocks, tokens, lease.granted)
     state.revision += 1
     return Acquired(lease.lease_id, to_wire(table), lease.granted, copy, continued)
-
-
-def _wait(
-    state: CacheState,
-    session: Session,
-    tenant: TenantId,
-    root: bytes,
-    key: bytes,
-    prefix: ScopeSpan | None,
-    tokens: bytes,
-    found: Match,
-    request: tuple[str, int],
-) -> Waiting | None:
-    """A wait, if another lease of the same tree computes at least one block more of the prompt than is resident."""
-    waits = state.waits
-    if not waits.producers:
-        return None
-    size, forest = state.block_tokens, state.index.forest
-    num_tokens, resident = len(tokens) // TOKEN_BYTES, len(found.blocks) * size + found.num_tail_tokens
-    best = None
-    border = whole_blocks(state, prefix)
-    if prefix is not None and border:
-        wider = forest.trees.get((state.known_owner(prefix.owner), prefix.root))
-        best = waits.find(wider, tokens, 0, len(found.blocks), border)
-    tree = forest.trees.get((state.known_owner(tenant), key))
-    most = len(found.blocks) if best is None else best[1]
-    best = waits.find(tree, tokens, border, most, num_tokens // size) or best
-    if best is None:
-        return None
-    producer, blocks = best
-    coming = min(blocks * size, num_tokens - 1)
-    if coming - resident < size:
-        return None
-    wait_id = waits.wait(producer, blocks, (session.session_id, *request))
-    if not wait_id:
-        return None
-    state.counters.waits += 1
-    state.revision += 1
-    return Waiting(wait_id, resident, coming)
 
 
 def _validate_prefix(prefix: ScopeSpan, tokens: bytes) -> None:

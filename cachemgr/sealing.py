@@ -78,9 +78,7 @@ def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None)
     index.hang(lease.tree, lease.table)
     cursor = index.cursor(lease.tree, lease.table, depth)
     expires_ns = state.expiry(lease.ttl_ns)
-    node, superseded = index.insert_tail(
-        cursor, depth, tokens, block, priority=lease.priority, expires_ns=expires_ns
-    )
+    node, superseded = index.insert_tail(cursor, depth, tokens, block, priority=lease.priority, expires_ns=expires_ns)
     if node is None:
         return
     state.discard(superseded)
