@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import Aborted
 from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed
+from decoder.inprocess import InProcessClient
 from tests.decoder.rig import BLOCK_TOKENS, Node, greedy_oracle, prompt_of, request, solo
 
 
@@ -82,8 +84,9 @@ def test_late_answers_let_nobody_overtake() -> None:
 
 def test_two_decoders_on_one_pool_both_finish() -> None:
     """Two engines that outgrow a shared pool together give way in turn, and read each other's blocks."""
-    first = Node(num_blocks=20)
-    second = Node(manager=first.manager, arena=first.arena)
+    peers: dict[Any, InProcessClient] = {}
+    first = Node(num_blocks=20, peers=peers)
+    second = Node(manager=first.manager, arena=first.arena, peers=peers)
     nodes = (first, second)
     shared = prompt_of(3 * BLOCK_TOKENS)
     for node in nodes:
