@@ -376,7 +376,7 @@ def test_chat_goes_on_where_nothing_more_can_be_kept(inference: Inference, monke
 def test_chat_uses_no_handle_of_an_answer_that_a_stop_string_cut(
     inference: Inference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server keeps the tokens of the stop string too; the conversation does not. Nor is one kept with --no-cache."""
+    """The server keeps the tokens of the stop string, the conversation does not. Nor is one kept with --no-cache."""
     fake = inference[0]
     fake.stop = "END"
     chat(inference, monkeypatch, ["one", "two"], "--stop", "END")
