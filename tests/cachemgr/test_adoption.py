@@ -15,6 +15,7 @@ from cachemgr.journal import IndexJournal
 from cachemgr.journal_format import Sections, write_header
 from cachemgr.manager import CacheManager
 from cachemgr.nodes import Tree
+from cachemgr.quotas import Quota
 from cachemgr.recovery import recover
 from cachemgr.results import Acquired, SequenceReport
 from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
@@ -102,7 +103,7 @@ def test_nothing_is_allocated_or_evicted_before_everybody_is_heard() -> None:
         rig.manager.evict(everything=True)
     with pytest.raises(Unavailable, match="waits for the decoders"):
         rig.manager.purge(TenantId("a"))
-    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.manager.finish_adoption(now_ns=0)
     assert not rig.manager.adopting
     assert rig.acquire(range(50, 55), session=session).lease_id
     with pytest.raises(FailedPrecondition, match="nothing to claim"):
@@ -110,19 +111,31 @@ def test_nothing_is_allocated_or_evicted_before_everybody_is_heard() -> None:
 
 
 def test_what_a_late_process_may_write_stays_quarantined_until_it_is_dead() -> None:
-    """A process that lives and did not come: what nobody claimed waits for its death, and the rest serves."""
-    rig = DyingRig(num_blocks=8)
+    """A process that lives and did not come: what it was given last waits for its death; all else serves, what it gave
+    back before and what others had is free."""
+    rig = DyingRig(num_blocks=12)
+    late = rig.attach()
     rig.serve(range(1, 9))
-    lost = rig.acquire(range(30, 38))
+    rig.report(session=late, wanted=3)
+    back = rig.credit[late][:2]
+    rig.report(session=late, returned=back)
+    rig.report(wanted=1)  # one of those two
+    lost = rig.acquire(range(30, 38), session=late)
     rig.die()
     rig.sequences.remove(lost)
-    rig.manager.finish_adoption(writers_left=True, now_ns=0)
+    rig.manager.finish_adoption(writers={late}, now_ns=0)
     shot = rig.manager.snapshot()
-    assert (shot.quarantined_blocks, shot.free_blocks) == (6, 0)
+    writable = {*lost.table, *rig.credit[late]}
+    assert len(writable) == 3
+    assert shot.cached_blocks == 2
+    assert shot.quarantined_blocks == len(writable | set(back) - set(rig.credit[rig.session]))
     assert rig.manager.check_integrity() == []
     session = rig.attach()
-    assert len(rig.manager.credit(session, 8, 0)) == 2  # what is cached may be evicted, what is quarantined may not
-    assert rig.manager.process_gone(LIMBO) == 6
+    granted = set(rig.manager.credit(session, 12, 0).tolist())
+    assert len(granted) == 12 - shot.quarantined_blocks  # what is cached may be evicted, what is quarantined may not
+    assert not writable & granted
+    assert granted >= set(rig.credit[rig.session])
+    assert rig.manager.process_gone(LIMBO) == shot.quarantined_blocks
     assert rig.manager.check_integrity() == []
 
 
@@ -140,7 +153,7 @@ def test_a_block_that_may_be_written_is_claimed_once() -> None:
     other.table[1] = mine.table[1]
     answer = rig.claim(thief, [other, fine])
     assert [bool(lease) for lease in answer.leases] == [False, True]
-    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.manager.finish_adoption(now_ns=0)
     rig.check()
     free = rig.manager.snapshot().free_blocks
     rig.report(session=fine.session)
@@ -163,7 +176,7 @@ def test_credit_is_claimed_once() -> None:
     rig.claim(rig.session, [], credit)
     with pytest.raises(InvalidArgument, match="credit"):
         rig.manager.claim(rig.attach(), [], np.array(credit[:1], np.int32), 0)
-    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.manager.finish_adoption(now_ns=0)
     rig.check()
 
 
@@ -198,7 +211,7 @@ def test_a_lying_or_broken_decoder_harms_itself_alone(seed: int) -> None:
     session = rig.attach()
     answer = rig.manager.claim(session, [claim_of(liar) for liar in liars], np.array(credit, np.int32), 0)
     rig.sequences = honest
-    rig.manager.finish_adoption(writers_left=False, now_ns=0)
+    rig.manager.finish_adoption(now_ns=0)
     rig.check()
     rig.manager.report(
         session, [], returned=np.zeros(0, np.int32), wanted=0, applied_revision=answer.revision, now_ns=0
@@ -222,7 +235,7 @@ def test_what_expires_while_it_adopts_goes_afterwards() -> None:
     rig.die()
     rig.manager.tick(2000)
     assert rig.manager.snapshot().cached_blocks == 6
-    rig.manager.finish_adoption(writers_left=False, now_ns=2000)
+    rig.manager.finish_adoption(now_ns=2000)
     rig.manager.tick(2000)
     assert rig.manager.snapshot().cached_blocks == 3
     assert rig.manager.check_integrity() == []
@@ -236,7 +249,7 @@ def test_owners_that_are_gone_are_not_adopted() -> None:
     found = recover(IndexJournal(rig.memory))
     manager = CacheManager(num_blocks=32, block_tokens=4, epoch=8)
     listed = manager.adopt(found, 0, lambda tenant: tenant != TenantId("b"))
-    manager.finish_adoption(writers_left=False, now_ns=0)
+    manager.finish_adoption(now_ns=0)
     assert len(listed) == 3
     assert manager.snapshot().free_blocks == 29
     assert manager.check_integrity() == []
@@ -273,3 +286,15 @@ def test_a_large_index_is_read_quickly() -> None:
     assert seconds < 20
     assert manager.check_integrity() == []
     print(f"{count} blocks adopted in {seconds:.2f} s")
+
+
+def test_floors_do_not_make_the_room_of_a_frozen_core_negative() -> None:
+    """A decoder that asks a core that is still frozen for credit gets none, whoever's floors there are."""
+    rig = DyingRig()
+    rig.serve(range(12), tenant="a")
+    rig.die()
+    rig.manager.set_quota(TenantId("a"), Quota(floor_blocks=3))
+    session = rig.attach()
+    assert rig.manager.credit(session, 4, 0).tolist() == []
+    answer = rig.manager.report(session, [], returned=np.zeros(0, np.int32), wanted=2, applied_revision=0, now_ns=0)
+    assert answer.credit.tolist() == []
