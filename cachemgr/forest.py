@@ -156,9 +156,11 @@ class Forest:
             raise ValueError("only a leaf can be removed")
         ghosts, tokens = self.ghosts, node.edge[: self.block_bytes]
         ghosts.note((node.tree, node.start, tokens, len(node.blocks), parent.node_id, ghosts.stamp))
-        parent.children.remove(node.edge[: self.block_bytes])
+        parent.children.remove(tokens)
         parent.tails -= node.tail
-        self.forget_node(node)
+        del self.nodes[node.node_id]
+        if node.order is not None:
+            node.order.discard(node)
         if not parent.children:
             if parent.parent is None:
                 self._release_anchor(node.tree)
