@@ -14,6 +14,7 @@ import numpy as np
 
 from cachemgr.ids import SessionId, TenantId
 from cachemgr.manager import CacheManager
+from cachemgr.recorder import Recorder
 from cachemgr.results import Acquired, SequenceReport
 
 BLOCK_TOKENS = 16
@@ -26,10 +27,10 @@ Argument = TypeVar("Argument")
 
 
 class Workload:
-    """A manager whose index is filled with prompts of one length."""
+    """A manager whose index is filled with prompts of one length; `journal` is told of them as the daemon's is."""
 
-    def __init__(self, num_blocks: int, published: int, prompt_tokens: int) -> None:
-        self.manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=1)
+    def __init__(self, num_blocks: int, published: int, prompt_tokens: int, journal: Recorder | None = None) -> None:
+        self.manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=1, journal=journal)
         self.session: SessionId = self.manager.attach(decoder_name="bench", process_id=1, now_ns=0)
         self._random = np.random.default_rng(1)
         self.prompts: list[bytes] = []

@@ -7,7 +7,7 @@ knows that none does, or that all that live have claimed. Called by `manager.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from cachemgr.state import CacheState
 from cachemgr.upkeep import process_gone
 
 LIMBO = SessionId(0)  # no session ever has this number
+NOT_KNOWN = -1  # of the last holder of a block
 
 
 def adopt(state: CacheState, found: Recovered, accept: Callable[[TenantId], bool]) -> BlockRun:
@@ -39,18 +40,28 @@ def adopt(state: CacheState, found: Recovered, accept: Callable[[TenantId], bool
     if len(loose):
         state.book.quarantine[LIMBO] = loose
     state.frozen = True
+    state.last_holders = found.holders
     state.counters.adopted_blocks = len(listed)
     state.revision += 1
     state.events.add("blocks_adopted", state.now_ns, blocks=listed)
     return listed
 
 
-def finish(state: CacheState, *, writers_left: bool) -> int:
+def finish(state: CacheState, writers: Collection[int]) -> int:
     """See `CacheManager.finish_adoption`."""
     state.frozen = False
     state.claimed = Claimed()
     state.revision += 1
-    return 0 if writers_left else process_gone(state, LIMBO)
+    holders, state.last_holders = state.last_holders, None
+    limbo = in_limbo(state)
+    if holders is None or not writers or not len(limbo):
+        return process_gone(state, LIMBO)
+    unsafe = np.isin(holders[limbo], [*writers, NOT_KNOWN])
+    state.book.quarantine[LIMBO] = limbo[~unsafe]
+    freed = process_gone(state, LIMBO)
+    if unsafe.any():
+        state.book.quarantine[LIMBO] = limbo[unsafe]
+    return freed
 
 
 def in_limbo(state: CacheState) -> BlockRun:

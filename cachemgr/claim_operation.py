@@ -80,12 +80,12 @@ def claim(
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
     manager = owner.require()
     link = sessions.attach(connection, manager, request.decoder_name, request.process_id)
+    sessions.holds_arena(link)
     try:
         done = manager.claim(link.session, claims, credit, proofs.clocks.steady_ns())
     except TesseraError:
         sessions.take_back(link, connection)
         raise
-    sessions.holds_arena(link)
     for message in wanted.sequences:
         link.accepted_grants.add(message.grant)
     owner.heard(request.process_id, request.decoder_name)

@@ -88,7 +88,10 @@ def _take(state: CacheState, plans: list[Plan], credit: set[int], claimed: Claim
         if copy.source not in claimed.writable:
             claimed.shared.setdefault(copy.source, (plan.owner, -1, b""))
     for owner, blocks in fresh.items():
-        leave_limbo(state, np.array(blocks, np.intp), owner)
+        run = np.array(blocks, np.intp)
+        leave_limbo(state, run, owner)
+        if state.journal is not None:
+            state.journal.given(run, state.book.current)
     for block in again:
         state.pool.hold_one(block)
 
@@ -136,6 +139,8 @@ def _set_aside(state: CacheState, session: Session, item: Claim) -> None:
     table = np.unique(item.held.blocks.astype(np.intp))
     limbo = np.intersect1d(table, in_limbo(state))
     leave_limbo(state, limbo, NO_OWNER)
+    if state.journal is not None:
+        state.journal.given(limbo, session.session_id)
     listed = listed_part(state, item, item.held.blocks.astype(np.intp), item.held.sealed_tokens // state.block_tokens)
     state.pool.hold(listed)
     for run in (limbo, listed):

@@ -10,7 +10,6 @@ record says block, previous block and position, so that splits and joints of the
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,32 +25,22 @@ from cachemgr.journal_format import (
     PROCESS_BYTES,
     TREE_BYTES,
     Sections,
+    TreeName,
     pack_header,
     read_header,
 )
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.nodes import Tree
-from cachemgr.records import Checksums, RecordHash, Rows, digest_of
+from cachemgr.records import Checksums, RecordHash, Rows
 from common.layout import TOKEN_BYTES
 
 _TREE: Final = struct.Struct(f"<{ROOT_BYTES}s{ROOT_BYTES}sII")
 _HEAD: Final = struct.Struct("<QIIIIQ")
+_MASK: Final = (1 << 64) - 1
+_HOLDER_KEY: Final = 0x9E3779B97F4A7C15  # spreads small numbers, so that a damaged one is none
+_HOLDER_INVERSE: Final = pow(_HOLDER_KEY, -1, 1 << 64)
 _HEAD_TYPE: Final = f"V{_HEAD.size}"
-
-
-@dataclass(frozen=True, slots=True)
-class TreeName:
-    """Whose tree, and which: its key, the key without what is above it, and the blocks above it (0: it is no layer)."""
-
-    owner: str
-    root: bytes
-    base: bytes
-    start: int
-
-    def salt(self) -> int:
-        """What the tree adds to the checksums of its records: a number that is used anew validates no older record."""
-        return digest_of(self.owner.encode(), self.root, self.base, self.start.to_bytes(4, "little"))
 
 
 class IndexJournal:
@@ -69,6 +58,7 @@ class IndexJournal:
         self.owners = Table(memory, at.owners, at.num_owners, OWNER_BYTES)
         self.trees = Table(memory, at.trees, at.num_trees, TREE_BYTES)
         self.checksums: Checksums = memory[at.checksums : at.checksums + 8 * (count + 1)].view(np.uint64)
+        self._holders: Checksums = memory[at.holders : at.holders + 8 * (count + 1)].view(np.uint64)
         self._item = np.dtype([("head", _HEAD_TYPE), ("tokens", f"V{tokens * TOKEN_BYTES}")])
         self._raw = f"V{self._item.itemsize}"  # numpy copies opaque items faster than structured ones
         self._items = memory[at.rows : at.end].view(self._raw)
@@ -154,6 +144,15 @@ class IndexJournal:
         self._clear()
         self._items[blocks] = items
         self.checksums[blocks] = sums
+
+    def given(self, blocks: BlockRun, session: int) -> None:
+        """Records who may write `blocks` from now on, and nobody else."""
+        self._holders[blocks] = (session * _HOLDER_KEY) & _MASK
+
+    def holders(self) -> NDArray[np.int64]:
+        """The session that each block was given to last, 0 none; -1 where the record is damaged."""
+        numbers = self._holders * np.uint64(_HOLDER_INVERSE)
+        return np.where(numbers >> np.uint64(32), -1, numbers.astype(np.int64))
 
     def unpublish(self, blocks: BlockRun) -> None:
         """Forgets blocks."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
-from cachemgr.records import HEAD_WORDS
+from cachemgr.records import HEAD_WORDS, digest_of
 from common.layout import NONCE_BYTES, TOKEN_BYTES
 
 VERSION: Final = 1
@@ -46,6 +46,20 @@ class JournalIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeName:
+    """Whose tree, and which: its key, the key without what is above it, and the blocks above it (0: it is no layer)."""
+
+    owner: str
+    root: bytes
+    base: bytes
+    start: int
+
+    def salt(self) -> int:
+        """What the tree adds to the checksums of its records: a number that is used anew validates no older record."""
+        return digest_of(self.owner.encode(), self.root, self.base, self.start.to_bytes(4, "little"))
+
+
+@dataclass(frozen=True, slots=True)
 class Sections:
     """Byte offsets of the parts; all of them are multiples of 8."""
 
@@ -55,6 +69,7 @@ class Sections:
     owners: int
     trees: int
     checksums: int
+    holders: int
     rows: int
     end: int
 
@@ -66,9 +81,10 @@ class Sections:
         owners = processes + Table.size(MAX_PROCESSES, PROCESS_BYTES)
         trees = owners + Table.size(num_owners, OWNER_BYTES)
         checksums = _page(trees + Table.size(num_blocks, TREE_BYTES))
-        rows = _page(checksums + (num_blocks + 1) * 8)
+        holders = _page(checksums + (num_blocks + 1) * 8)
+        rows = _page(holders + (num_blocks + 1) * 8)
         end = rows + (num_blocks + 1) * (HEAD_WORDS + block_tokens) * TOKEN_BYTES
-        return cls(num_owners, num_blocks, processes, owners, trees, checksums, rows, end)
+        return cls(num_owners, num_blocks, processes, owners, trees, checksums, holders, rows, end)
 
 
 def pack_header(identity: JournalIdentity, epoch: int, turn: int) -> bytes:

@@ -146,6 +146,7 @@ class LeaseBook:
         self.lease_ns = lease_ns
         self.grace_ns = grace_ns
         self.fenced_operations = 0
+        self.current = SessionId(0)  # whose operation runs, or ran last
         self.sessions: dict[SessionId, Session] = {}
         self.leases: dict[LeaseId, Lease] = {}
         self.quarantine: dict[SessionId, BlockRun] = {}
@@ -175,6 +176,7 @@ class LeaseBook:
             self.fenced_operations += 1
             raise FailedPrecondition("the stream of this session is broken", reason="SESSION_AWAY")
         session.deadline_ns = max(session.deadline_ns, now_ns + self.lease_ns)
+        self.current = session_id
 
     def leave(self, session_id: SessionId, now_ns: int) -> None:
         """The stream of a session broke: it has the grace time to come back, and never less than its lease: until that

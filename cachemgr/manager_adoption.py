@@ -5,7 +5,7 @@ Invariant: between `adopt` and `finish_adoption` the core is frozen. Pure; part 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cachemgr import adoption
 from cachemgr.claim_plans import Claim
@@ -45,8 +45,9 @@ class ManagerAdoption:
             raise FailedPrecondition("there is nothing to claim any more", reason="ADOPTION_OVER")
         return claim(self._state, session, claims, credit, now_ns)
 
-    def finish_adoption(self, *, writers_left: bool, now_ns: int) -> int:
-        """Everybody has claimed, or lost the right to: from now on it serves. What nobody claimed is freed, or stays
-        quarantined while `writers_left`; then `process_gone(LIMBO)` ends it. Returns how many were freed."""
+    def finish_adoption(self, *, writers: Collection[int] = (), now_ns: int) -> int:
+        """Everybody has claimed, or lost the right to: from now on it serves. What nobody claimed is freed, but for
+        what was last given to one of the sessions `writers` of the daemon before: that stays quarantined until
+        `process_gone(LIMBO)`. Returns how many blocks were freed."""
         self._state.now_ns = now_ns
-        return adoption.finish(self._state, writers_left=writers_left)
+        return adoption.finish(self._state, writers)

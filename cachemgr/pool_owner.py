@@ -222,8 +222,8 @@ class PoolOwner:
             self._handoff.want_arena(None)
             late = succession.conclude()
             if manager is not None:
-                freed = manager.finish_adoption(writers_left=late, now_ns=self._steady_ns())
-                get_logger().info("adoption_finished", freed_blocks=freed, writers_left=late)
+                freed = manager.finish_adoption(writers=late, now_ns=self._steady_ns())
+                get_logger().info("adoption_finished", freed_blocks=freed, late_sessions=len(late))
             else:
                 get_logger().warning("adoption_given_up", cause="no decoder has handed the memory back")
         elif manager is not None and not manager.adopting and not succession.has_late:

@@ -30,6 +30,9 @@ class Recorder(Protocol):
         """`blocks` hold `tokens` (packed int32) and stand in a tree of `owner` from place `first_index` on, after
         `previous_block`, which may be of the tree above (0: none). `expires_ns` 0 means never."""
 
+    def given(self, blocks: BlockRun, session: int) -> None:
+        """A session may write `blocks` from now on, and nobody else: told before it is."""
+
     def unpublish(self, blocks: BlockRun) -> None:
         """The index lists these no more. Told before anybody else can be given them."""
 

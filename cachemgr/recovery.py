@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from cachemgr import records
 from cachemgr.ids import BlockRun
-from cachemgr.journal import IndexJournal, TreeName
+from cachemgr.journal import IndexJournal
+from cachemgr.journal_format import TreeName
 from cachemgr.records import HEAD_WORDS, Rows
 
 _T = TypeVar("_T", bound=np.generic)
@@ -31,6 +32,7 @@ class Recovered:
     tails:                 whether a node is one partly filled block
     trees:                 tree number of each node, a key of `names`, which gives its owner and key
     stamps, priorities:    the highest of a node's blocks;  expiries: the latest, 0 never
+    holders:               session that each block [num_blocks + 1] was given to last, 0 none, -1 not known
     tokens:                packed int32, `block_tokens` a block, zeros after the end of a partly filled one
     """
 
@@ -45,6 +47,7 @@ class Recovered:
     priorities: NDArray[np.intp]
     expiries: NDArray[np.int64]
     tokens: bytes
+    holders: NDArray[np.int64]
     names: dict[int, TreeName]
 
     @property
@@ -95,6 +98,7 @@ def recover(journal: IndexJournal) -> Recovered:
         priorities=_highest((rows[:, records.SHAPE] >> records.PRIORITY_SHIFT).astype(np.intp), starts),
         expiries=_latest(records.expiries_of(rows), starts),
         tokens=rows[:, HEAD_WORDS:].tobytes(),
+        holders=journal.holders(),
         names=names,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cachemgr.blocks import NO_OWNER, BlockPool
 from cachemgr.claimed import Claimed
@@ -66,6 +67,7 @@ class CacheState:
         self.journal = journal
         self.frozen = False  # while a new daemon is adopting: nothing is allocated, nothing evicted
         self.claimed = Claimed()
+        self.last_holders: NDArray[np.int64] | None = None  # by block, of the journal that is being adopted
         self.pool = BlockPool(num_blocks, on_free)
         self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
         self.book = LeaseBook(epoch=epoch, lease_ns=lease_ns, grace_ns=grace_ns)
@@ -101,7 +103,7 @@ class CacheState:
 
     def room_for(self, owner: int) -> int:
         """As `room`, for one owner: the floors of the others are not to be had. Its own ceiling is not counted."""
-        return self.room - self.quotas.shielded(owner)
+        return max(0, self.room - self.quotas.shielded(owner))
 
     def expiry(self, ttl_ns: int) -> int:
         """When that expires which is used now by a lease of such a time to live."""
@@ -134,7 +136,10 @@ class CacheState:
                 self.evict(count - self.pool.num_free, budgets, owner=owner)
                 if count <= self.pool.num_free:
                     break
-        return self.pool.allocate(count, owner)
+        blocks = self.pool.allocate(count, owner)
+        if self.journal is not None and count:
+            self.journal.given(blocks, self.book.current)
+        return blocks
 
     def keep_ceiling(self, owner: int, count: int) -> None:
         """Drops own cached blocks of an owner that is about to be charged for `count` more, as its ceiling asks."""

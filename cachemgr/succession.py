@@ -121,12 +121,13 @@ class Succession:
         """Whether nobody is waited for any more."""
         return self.orphan is not None and (not self.orphan.waiting or now_ns >= self.orphan.deadline_ns)
 
-    def conclude(self) -> bool:
-        """The orphan is a normal arena now, or given up. Whether decoders that may write it were not heard."""
+    def conclude(self) -> set[int]:
+        """The orphan is a normal arena now, or given up. The sessions that may write it and were not heard."""
         orphan, self.orphan = self.orphan, None
         if orphan is not None and orphan.adopted:
             self._late = set(orphan.waiting)
-        return bool(self._late)
+        late = [] if orphan is None else [orphan.holders[decoder] for decoder in self._late]
+        return {session for holder in late for session in (holder.session, holder.earlier_session) if session}
 
     def close(self) -> None:
         """The daemon ends. Where nobody has its arena, the next one has nothing to adopt."""

@@ -94,7 +94,7 @@ class DyingRig(Rig):
             held = [sequence for sequence in self.sequences if sequence.session == session]
             del self.credit[session]
             answers.append(self.claim(session, held, credit))
-        self.manager.finish_adoption(writers_left=False, now_ns=0)
+        self.manager.finish_adoption(now_ns=0)
         return answers
 
 

@@ -270,3 +270,19 @@ def test_a_full_table_of_processes_says_so() -> None:
     assert not table.put(HolderProcess(2000, 5, "decoder-0", 1, b"d" * 16))
     table.remove(17)
     assert table.put(HolderProcess(2000, 5, "decoder-0", 1, b"d" * 16))
+
+
+def test_who_was_given_a_block_last_is_read_back_or_known_to_be_unknown() -> None:
+    """The newest session that was given a block is on record; a damaged record names nobody."""
+    memory = make_memory(BLOCKS, TOKENS)
+    journal = IndexJournal(memory)
+    journal.given(np.array([3, 5]), 7)
+    journal.given(np.array([5]), 2**31)
+    holders = IndexJournal(memory.copy()).holders()
+    assert (holders[3], holders[5], holders[4]) == (7, 2**31, 0)
+    place = Sections.of(BLOCKS, TOKENS).holders + 3 * 8
+    for bit in range(64):
+        memory[place + bit // 8] ^= 1 << bit % 8
+        assert journal.holders()[3] == -1
+        memory[place + bit // 8] ^= 1 << bit % 8
+    assert journal.holders()[3] == 7

@@ -324,7 +324,8 @@ def test_a_survivor_that_does_not_come_is_waited_for_no_longer_than_its_lease_an
 
             await eventually_async(serves)
             now = await node.snapshot()
-            assert now.quarantined_blocks == BLOCKS - 3 - 1  # all but the lease of the first and what is published
+            assert now.quarantined_blocks == 2  # of the second one's lease, what was not published
+            assert now.free_blocks == BLOCKS - 3 - 3
             failed(await SessionClient(node.internal).ask(attach=second.resume_request()), "SESSION_OVER")
             second.close()
             await second.attach()
