@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +30,7 @@ class BlockState(IntEnum):
     QUARANTINED = 4
 
 
-_FREE: Final = int(BlockState.FREE)
-_ACTIVE: Final = int(BlockState.ACTIVE)
-_CACHED: Final = int(BlockState.CACHED)
-_QUARANTINED: Final = int(BlockState.QUARANTINED)
+_FREE, _ACTIVE, _CACHED, _QUARANTINED = (int(state) for state in BlockState)
 
 
 class BlockPool:
@@ -105,17 +101,14 @@ class BlockPool:
         counts = self.references.take(blocks)
         counts += 1
         self.references[blocks] = counts
-        # Only an idle published block stands at one reference before: the others are active already.
-        if self.num_cached:
-            woken = blocks[self.state.take(blocks) == _CACHED]
-            if len(woken):
-                self.num_cached -= len(woken)
-                self.ownership.wake(woken)
-                self.state[woken] = _ACTIVE
+        woken = blocks[self.state.take(blocks) == _CACHED] if self.num_cached else blocks[:0]
+        if len(woken):
+            self.num_cached -= len(woken)
+            self.ownership.wake(woken)
+            self.state[woken] = _ACTIVE
 
     def hold_published(self, blocks: BlockRun, num_idle: int) -> None:
-        """As `hold`, for published blocks in the order of a table, of which `num_idle` are held by nobody, as
-        `count_idle` has just said."""
+        """As `hold`, for published blocks in a table's order, `num_idle` of them held by nobody (`count_idle`)."""
         counts = self.references.take(blocks)
         counts += 1
         self.references[blocks] = counts
@@ -161,7 +154,7 @@ class BlockPool:
         return loose
 
     def unhold_published(self, blocks: BlockRun) -> None:
-        """As `unhold`, for blocks in the order of a table that are all published: none is freed."""
+        """As `unhold`, for blocks in a table's order that are all published: none is freed."""
         counts = self.references.take(blocks)
         counts -= 1
         self.references[blocks] = counts
