@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("members", "add", "remove"):
         for text in getattr(options, name, ()):
             check_text(name, text)
+    if "check" in options:  # what argparse cannot see, before anything is connected to
+        options.check(options)
     client = AdminClient.from_options(options)
     try:
         return int(options.run(client, options))

@@ -57,6 +57,7 @@ def add_commands(commands: Subcommands) -> None:
     evict.add_argument(
         "--blocks", type=whole(1, MAX_INT64), default=0, metavar="N", help="N blocks, least recently used first"
     )
+    evict.set_defaults(check=_check_evict)
     abort = add("abort", "end a running or queued request", _abort)
     abort.add_argument("request_id", metavar="REQUEST_ID")
     drain = add("drain", "let nothing new begin and wait; exit status 1 if something still runs", _drain)
@@ -112,9 +113,12 @@ def _tree(client: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
-def _evict(client: AdminClient, options: argparse.Namespace) -> int:
+def _check_evict(options: argparse.Namespace) -> None:
     if not (options.all or options.tenant or options.blocks):
         raise CommandError("evict needs --all, --tenant or --blocks", EXIT_USAGE)
+
+
+def _evict(client: AdminClient, options: argparse.Namespace) -> int:
     request = admin_pb2.EvictBlocksRequest(all=options.all, tenant=options.tenant, num_blocks=options.blocks)
     answer = client.call("EvictBlocks", request)
     text = f"{answer.evicted_blocks} blocks evicted, {answer.remaining_blocks} remain in the index"

@@ -43,6 +43,7 @@ def add_commands(commands: Subcommands) -> None:
     priority.add_argument(
         "--set", type=whole(0, 100), required=True, metavar="P", dest="priority", help="0 (first to go) to 100"
     )
+    explain.set_defaults(check=_check_explain)
     for parser in (explain, pin, priority):
         add_prompt_arguments(parser)
         parser.add_argument("--tenant", default="default", metavar="TENANT", help="its tenant (default: default)")
@@ -62,9 +63,12 @@ def add_commands(commands: Subcommands) -> None:
     add("approved", "list approved prefixes", approved, listing)
 
 
-def _explain(client: AdminClient, options: argparse.Namespace) -> int:
+def _check_explain(options: argparse.Namespace) -> None:
     if options.public is not None and options.group:
         raise CommandError("--public and --group exclude each other", EXIT_USAGE)
+
+
+def _explain(client: AdminClient, options: argparse.Namespace) -> int:
     request = admin_pb2.ExplainPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options))
     if options.group:
         request.prefix.scope, request.prefix.group = common_pb2.SCOPE_GROUP, options.group
