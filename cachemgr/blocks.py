@@ -37,8 +37,7 @@ class BlockPool:
     """Blocks 1..num_blocks; column entry 0 belongs to the null block and stays zero.
 
     references: int32 holds, plus one if published    generation: int64, grows at each free
-    owner:      int32 owner number, 0 none; stale while free    published: bool, in the index    state: uint8 BlockState
-    ownership:  whose blocks they are, and whose content is in them
+    ownership:  whose they are (`owner`), whose content is in them    published: bool, in the index    state: uint8
     """
 
     def __init__(self, num_blocks: int, on_free: Callable[[BlockRun], None] | None = None) -> None:
