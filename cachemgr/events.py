@@ -75,12 +75,15 @@ class EventLog:
     ) -> None:
         """Appends an event, forgetting the oldest where there are too many. `more` is its detail where `detail` is not
         given as a whole."""
+        if blocks is not NO_BLOCKS:
+            self._num_blocks += len(blocks)
+            base = blocks.base  # an array, or whatever else has the memory
+            if base is not None and getattr(base, "size", self._max_blocks + 1) > len(blocks):
+                blocks = blocks.copy()  # a view would keep all that it is a part of
         ring = self._ring
         # A plain tuple costs a third of an `Event`; who reads makes one of it.
         ring.append((kind, now_ns, owner, session, lease, blocks, generation, tenant, detail or more))
         self.last_sequence += 1
-        if blocks is not NO_BLOCKS:
-            self._num_blocks += len(blocks)
         if len(ring) > self._max_events or self._num_blocks > self._max_blocks:
             self._forget()
 

@@ -52,3 +52,15 @@ def test_event_holds_what_it_was_given():
     assert number == 1
     assert (event.kind, event.now_ns, event.owner, event.session, event.lease) == ("lease_granted", 9, 1, 2, 3)
     assert (event.blocks.tolist(), event.generation, event.detail) == ([7, 8], 4, {"num_tokens": 5})
+
+
+def test_event_keeps_its_blocks_and_nothing_beside_them():
+    """A few numbers of a long table do not keep the table in memory; what is whole is not copied."""
+    log = EventLog()
+    table = np.arange(1000)
+    log.add("blocks_evicted", 1, blocks=table[-2:])
+    log.add("blocks_evicted", 1, blocks=table)
+    (_, part), (_, whole) = log.since(0)
+    assert part.blocks.tolist() == [998, 999]
+    assert part.blocks.base is None
+    assert whole.blocks is table
