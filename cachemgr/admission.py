@@ -189,7 +189,7 @@ def acquire(
     if not resumed:
         state.counters.count_admission(owner, lease.granted, num_tokens)
         wider_root = b"" if prefix is None else prefix.root
-        state.recent.add(root, wider_root, prefix_blocks, tokens, lease.granted)
+        state.recent.add(owner, root, wider_root, prefix_blocks, tokens, lease.granted)
     state.revision += 1
     return Acquired(lease.lease_id, to_wire(table), lease.granted, copy, continued)
 

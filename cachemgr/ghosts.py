@@ -43,6 +43,12 @@ class Ghosts:
         self.note = self._ring.append
         self.stamp: Stamp = (0, 0, "")
 
+    def forget(self, owner: int) -> None:
+        """Drops those of one owner, whose prefixes are purged."""
+        kept = [item for item in self._ring if item[0].owner != owner]
+        self._ring.clear()
+        self._ring.extend(kept)
+
     def of(self, owner: int, root_key: bytes) -> list[Ghost]:
         """Those of one tree, the newest first."""
         found = [item for item in self._ring if item[0].owner == owner and item[0].root_key == root_key]

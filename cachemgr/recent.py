@@ -18,8 +18,9 @@ MAX_ADMISSIONS: Final = 16_384
 
 class Admission(NamedTuple):
     """One admitted request: its tree's root, that of the wider tree which its first blocks lie in (empty: none), its
-    packed tokens and how many of them needed no computing."""
+    packed tokens and how many of them needed no computing. `owner` is who asked."""
 
+    owner: int
     root: bytes
     prefix_root: bytes
     prefix_blocks: int
@@ -27,14 +28,14 @@ class Admission(NamedTuple):
     cached_tokens: int
 
 
-_TOKENS: Final = 3  # the place of `tokens` in an `Admission`
+_TOKENS: Final = 4  # the place of `tokens` in an `Admission`
 
 
 class RecentAdmissions:
     """A ring of the newest admissions."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_admissions: int = MAX_ADMISSIONS) -> None:
-        self._ring: deque[tuple[bytes, bytes, int, bytes, int]] = deque()
+        self._ring: deque[tuple[int, bytes, bytes, int, bytes, int]] = deque()
         self._max_bytes = max_bytes
         self._max_admissions = max_admissions
         self._bytes = 0
@@ -42,13 +43,20 @@ class RecentAdmissions:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def add(self, root: bytes, prefix_root: bytes, prefix_blocks: int, tokens: bytes, cached_tokens: int) -> None:
+    def add(
+        self, owner: int, root: bytes, prefix_root: bytes, prefix_blocks: int, tokens: bytes, cached_tokens: int
+    ) -> None:
         """Appends one, forgetting the oldest where they are too many."""
-        ring = self._ring
-        ring.append((root, prefix_root, prefix_blocks, tokens, cached_tokens))  # a third of an `Admission`'s cost
+        ring = self._ring  # of plain tuples: they cost a third of an `Admission`
+        ring.append((owner, root, prefix_root, prefix_blocks, tokens, cached_tokens))
         self._bytes += len(tokens)
         while self._bytes > self._max_bytes or len(ring) > self._max_admissions:
             self._bytes -= len(ring.popleft()[_TOKENS])
+
+    def forget(self, owner: int) -> None:
+        """Drops what one owner asked."""
+        self._ring = deque(item for item in self._ring if item[0] != owner)
+        self._bytes = sum(len(item[_TOKENS]) for item in self._ring)
 
     def copy(self) -> list[Admission]:
         """All of them, the oldest first; what comes later does not change it."""

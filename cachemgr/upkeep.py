@@ -95,6 +95,8 @@ def purge(state: CacheState, tenant: TenantId) -> int:
         lease.store = False
         state.waits.leave(lease)
     state.pool.ownership.taint_owner(owner)
+    state.recent.forget(owner)
+    state.index.forest.ghosts.forget(owner)
     return len(blocks)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.manager import CacheManager
-from cachemgr.results import SequenceReport
+from cachemgr.results import ScopeSpan, SequenceReport
 from common.tokens import pack_tokens
 
 ROOT = bytes(range(ROOT_BYTES))
@@ -196,3 +196,37 @@ def test_name_in_the_middle_of_a_node_is_that_of_its_blocks(node):
     second = next(item for item in node.fresh() if item.kind == "blocks_published")
     assert node.manager.published_blocks(second).tokens == pack_tokens(range(8, 12))
     assert node.manager.published_blocks(second).name != before.name
+
+
+def test_blocks_of_a_wider_scope_are_told_apart_from_the_private_ones(node):
+    """Each run is its owner's: the scope's blocks are published as the scope's, what hangs below as the tenant's."""
+    node.fill(range(16), prefix=ScopeSpan("@public", bytes(ROOT_BYTES), 8))
+    published = [event for event in node.fresh() if event.kind == "blocks_published"]
+    told = {node.manager.owner_name(event.owner): node.manager.published_blocks(event) for event in published}
+    assert {name: blocks.tokens for name, blocks in told.items()} == {
+        "@public": pack_tokens(range(8)),
+        "acme": pack_tokens(range(8, 16)),
+    }
+    names = {view.tenant: view.name for view in node.manager.list_prefixes().items}
+    assert {name: blocks.name for name, blocks in told.items()} == names
+    node.manager.purge("@public")
+    evicted = [event for event in node.fresh() if event.kind == "blocks_evicted"]
+    owners = {node.manager.owner_name(event.owner): len(event.blocks) for event in evicted}
+    assert owners == {"@public": 2, "acme": 2}
+
+
+def test_purged_owner_leaves_no_tokens_in_memory(node):
+    """What was remembered of its prompts, to explain and to replay, goes with its blocks; others' stays."""
+    for tenant, first in (("acme", 0), ("blue", 100)):
+        node.fill(range(first, first + 8), tenant=tenant)
+    node.manager.evict(num_blocks=4)
+    ghosts, state = node.manager._state.index.forest.ghosts, node.manager._state
+    acme, blue = state.known_owner("acme"), state.known_owner("blue")
+    assert ghosts.of(acme, ROOT) and ghosts.of(blue, ROOT)
+    assert [item.owner for item in node.manager.recent.copy()] == [acme, blue]
+    node.manager.purge("acme")
+    assert not ghosts.of(acme, ROOT) and ghosts.of(blue, ROOT)
+    assert [item.owner for item in node.manager.recent.copy()] == [blue]
+    node.fill(range(200, 208), tenant="blue")
+    node.manager.evict(num_blocks=2)
+    assert len(ghosts.of(blue, ROOT)) == 2  # and new ones are still noted

@@ -15,7 +15,7 @@ BLOCK_BYTES = 16
 
 
 def admission(tokens, cached=0, *, root=ROOT, wider=b"", prefix_blocks=0):
-    return Admission(root, wider, prefix_blocks, pack_tokens(tokens), cached)
+    return Admission(1, root, wider, prefix_blocks, pack_tokens(tokens), cached)
 
 
 def names(*args, **fields):
@@ -30,12 +30,24 @@ def test_ring_is_bounded_in_bytes_and_in_number():
     """The oldest go first, and what is left is within both bounds."""
     ring = RecentAdmissions(max_bytes=100, max_admissions=3)
     for number in range(6):
-        ring.add(ROOT, b"", 0, bytes(20), number)
+        ring.add(1, ROOT, b"", 0, bytes(20), number)
     assert [item.cached_tokens for item in ring.copy()] == [3, 4, 5]
-    ring.add(ROOT, b"", 0, bytes(80), 6)
+    ring.add(1, ROOT, b"", 0, bytes(80), 6)
     assert [item.cached_tokens for item in ring.copy()] == [5, 6]
-    ring.add(ROOT, b"", 0, bytes(101), 7)
+    ring.add(1, ROOT, b"", 0, bytes(101), 7)
     assert len(ring) == 0
+
+
+def test_owner_that_is_purged_is_forgotten():
+    """Its admissions are gone, with their bytes; the others stay in their order."""
+    ring = RecentAdmissions(max_bytes=100)
+    for number in range(4):
+        ring.add(1 + number % 2, ROOT, b"", 0, bytes(20), number)
+    ring.forget(1)
+    assert [item.cached_tokens for item in ring.copy()] == [1, 3]
+    for number in range(4, 7):  # there is room for three more
+        ring.add(3, ROOT, b"", 0, bytes(20), number)
+    assert [item.cached_tokens for item in ring.copy()] == [1, 3, 4, 5, 6]
 
 
 def test_names_are_shared_exactly_where_blocks_could_be():
