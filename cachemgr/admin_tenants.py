@@ -67,9 +67,10 @@ class TenantAdmin(AdminBase):
         tenant = self._tenants.delete_tenant(request.tenant)
         evicted = self._purge(tenant)
         requests = self._requests_of(tenant)
-        await asyncio.gather(*(self._sessions.abort(request_id) for request_id in requests))
         self._owner.set_quota(tenant, None)
         self._note("tenant_deleted", tenant=tenant, blocks_purged=evicted, requests=len(requests))
+        # Last, since a tenant of this name may be made meanwhile, and the caller may go.
+        await asyncio.gather(*(self._sessions.abort(request_id) for request_id in requests))
         return admin_pb2.DeleteTenantResponse(evicted_blocks=evicted)
 
     async def ListTenants(self, request: admin_pb2.ListTenantsRequest, _context: Any) -> admin_pb2.ListTenantsResponse:
