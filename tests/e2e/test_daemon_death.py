@@ -20,7 +20,7 @@ from tests.e2e.repeats import repeats
 from tests.e2e.rig import START_SECONDS, Node, SupervisedNode
 
 B = 16
-SLOW = ["step_delay=0.02"]
+SLOW = ["step_delay=0.02", "poison_on_free=1"]  # a block that is freed under a reader turns its tokens wrong
 
 
 def attempt(call: Callable[[], object]) -> object:
@@ -256,7 +256,9 @@ def test_a_decoder_that_does_not_come_back_is_waited_for_and_then_quarantined(
         requests = [make_request(prompts.tokens(2 * B + i), new=4 * B) for i in range(4)]
         running = [node.background(request) for request in requests]
         poll(lambda: len(node.admin.leases()) == 4, within=20, what="all are admitted")
-        stopped = node.processes["decoder-1"]
+        session = node.admin.leases()[0].session
+        pid = next(view.process_id for view in node.admin.sessions() if view.session == session)
+        stopped = next(process for process in node.processes.values() if process.pid == pid)
         stopped.send(signal.SIGSTOP)
         try:
             epoch = node.admin.snapshot().epoch
