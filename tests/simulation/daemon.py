@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cachemgr.adoption import LIMBO
 from cachemgr.ids import LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
+from cachemgr.recovery import recover
 from cachemgr.results import Waiting
 from common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, TesseraError
 from common.tokens import pack_tokens
@@ -45,14 +47,17 @@ class Stream:
 class SimDaemon:
     """One life of the daemon."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, epoch: int) -> None:
         self.world = world
+        self.epoch = epoch
+        self.is_dead = False
         self.kernel = world.kernel
         scenario = world.scenario
         self.manager = CacheManager(
             num_blocks=scenario.num_blocks,
             block_tokens=scenario.block_tokens,
-            epoch=1,
+            epoch=epoch,
+            journal=world.journal,
             name_bits=scenario.name_bits,
             fail_allocation=scenario.fail_allocation,
             lease_ns=LEASE * 1000,
@@ -62,7 +67,10 @@ class SimDaemon:
         for number, quota in enumerate(scenario.quotas, 1):
             self.manager.set_quota(TenantId(f"tenant-{number}"), quota)
         self.streams: dict[int, Stream] = {}
-        self.dead: set[int] = set()
+        self.dead = world.dead
+        self.absent: dict[tuple[int, SessionId], int] = {}  # processes that may hold what nobody has claimed
+        self.adopted_until = 0
+        self.claimed: dict[int, SessionId] = {}  # of processes that held something under the daemon before
         self.quarantined: dict[SessionId, tuple[str, int]] = {}
         self.admitted = 0
         self.not_stored: set[LeaseId] = set()
@@ -70,6 +78,10 @@ class SimDaemon:
 
     def receive(self, link: Link, message: Any) -> None:
         """Something came on a stream."""
+        if self.is_dead:
+            link.down.close(0, lose=False)
+            link.up.silence()
+            return
         stream = self.streams.setdefault(link.number, Stream(link))
         if stream.is_broken:
             return
@@ -179,7 +191,7 @@ class SimDaemon:
             )  # fmt: skip
         except ResourceExhausted as error:
             if error.reason == "POOL_FULL":
-                if not (self.world.scenario.fail_allocation or self.world.scenario.quotas):
+                if not (self.world.scenario.fail_allocation or self.world.scenario.quotas or self.manager.adopting):
                     judge.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
                 self._reclaim(session, error.needed - error.usable, from_asking=True)
             raise
@@ -238,21 +250,81 @@ class SimDaemon:
         )
         stream.decoder, stream.process_id = operation.decoder, operation.process_id
         self._say(f"attaches {operation.decoder} as session {stream.session}")
-        return messages.Attached(stream.session)
+        self._returned(operation.process_id)
+        return messages.Attached(stream.session, self.epoch)
 
     def _resume(self, stream: Stream, operation: messages.Attach, wanted: messages.Resume) -> messages.Attached:
+        if wanted.epoch != self.epoch:
+            return self._claim(stream, operation, wanted)
         old = next((item for item in self.streams.values() if item.session == wanted.session), None)
         if old is None:
             raise FailedPrecondition("the session is over", reason="SESSION_OVER")
         if not old.is_broken:
             self._silence(old)
-        self._say(f"hears what is held of session {wanted.session}: {[item.lease_id for item in wanted.held]}")
+        self._say(f"hears what is held of session {wanted.session}: {[item.held.lease_id for item in wanted.held]}")
         credit = np.array(wanted.credit, np.int32)
-        done = self.manager.resume(wanted.session, wanted.held, credit, self.kernel.now_ns)
+        done = self.manager.resume(wanted.session, [item.held for item in wanted.held], credit, self.kernel.now_ns)
         del self.streams[old.link.number]
         stream.session, stream.decoder, stream.process_id = old.session, operation.decoder, operation.process_id
         self._say(f"goes on with session {stream.session}: leases {done.leases}, {len(done.replacements)} replaced")
-        return messages.Attached(wanted.session, done)
+        return messages.Attached(wanted.session, self.epoch, done)
+
+    # ---- life and death
+
+    def die(self) -> None:
+        """kill -9: nothing is left but the journal and the arena."""
+        self._say("dies")
+        self.is_dead = True
+        for stream in self.streams.values():
+            stream.link.up.silence()
+            stream.link.down.close(self.kernel.between(0, 2000), lose=True)
+
+    def survivors(self) -> dict[tuple[int, SessionId], int]:
+        """The process behind each (epoch, session) that may hold, or write, something."""
+        found = dict(self.absent)
+        for stream in self.streams.values():
+            if stream.session is not None:
+                found[self.epoch, stream.session] = stream.process_id
+        for session, (_, process_id) in self.quarantined.items():
+            found[self.epoch, session] = process_id
+        return found
+
+    def adopt(self, absent: dict[tuple[int, SessionId], int]) -> None:
+        """Goes on with what the daemon before this one had; `absent` may hold some of it."""
+        listed = self.manager.adopt(recover(self.world.journal), self.kernel.now_ns)
+        self.world.journal.keep_only(listed)
+        self.absent = dict(absent)
+        self.adopted_until = self.kernel.now + LEASE
+        self._say(f"adopts {len(listed)} blocks and waits for {sorted(absent.values())}")
+        self._returned(0)
+
+    def _claim(self, stream: Stream, operation: messages.Attach, wanted: messages.Resume) -> messages.Attached:
+        if not self.manager.adopting:
+            raise FailedPrecondition("the session is over", reason="SESSION_OVER")
+        now_ns = self.kernel.now_ns
+        session = self.manager.attach(decoder_name=operation.decoder, process_id=operation.process_id, now_ns=now_ns)
+        done = self.manager.claim(session, wanted.held, np.array(wanted.credit, np.int32), now_ns)
+        self.world.invariants.claimed()
+        self._say(f"leases what {operation.decoder} claims: {done.leases}, as session {session}")
+        stream.session, stream.decoder, stream.process_id = session, operation.decoder, operation.process_id
+        self.claimed[operation.process_id] = session
+        for item, lease in zip(wanted.held, done.leases, strict=True):
+            if item.no_store and lease:
+                self.not_stored.add(lease)
+        self._returned(operation.process_id)
+        return messages.Attached(session, self.epoch, done)
+
+    def _returned(self, process_id: int) -> None:
+        """A process has attached to this daemon, or is dead: it writes nothing of what nobody has claimed."""
+        gone = {process_id, *self.dead}
+        self.absent = {session: process for session, process in self.absent.items() if process not in gone}
+        if self.manager.adopting and (not self.absent or self.kernel.now >= self.adopted_until):
+            freed = self.manager.finish_adoption(
+                writers={session for _, session in self.absent}, now_ns=self.kernel.now_ns
+            )
+            self._say(f"has adopted: {freed} blocks that nobody claims are free, {len(self.absent)} writers left")
+        elif not self.absent:
+            self.manager.process_gone(LIMBO)
 
     def _close(self, stream: Stream) -> None:
         """The daemon ends a stream."""
@@ -292,6 +364,8 @@ class SimDaemon:
 
     def _late(self, session: SessionId, operation: Any) -> None:
         """An operation of a session that is over comes out of nowhere: it is refused and changes nothing."""
+        if self.is_dead:
+            return
         before = self.manager.snapshot()
         try:
             self.perform(session, operation, None)
@@ -306,7 +380,7 @@ class SimDaemon:
 
     def process_ended(self, process_id: int) -> None:
         """A decoder's process is known to be dead."""
-        self.dead.add(process_id)
+        self._returned(process_id)
         for stream in [item for item in self.streams.values() if item.process_id == process_id]:
             stream.is_broken = True
             stream.link.up.silence()
@@ -321,7 +395,11 @@ class SimDaemon:
         self.world.check()
 
     def _tick(self) -> None:
+        if self.is_dead:
+            return
         self.kernel.after(MILLISECOND, self._tick)
+        before = self.manager.revision
+        self._returned(0)
         for session in self.manager.tick(self.kernel.now_ns):
             self._say(f"has not heard of session {session} for too long")
             for stream in [item for item in self.streams.values() if item.session == session]:
@@ -329,10 +407,13 @@ class SimDaemon:
                     self._silence(stream)
                 self._end(stream)
         self._tell_ready()
-        self.world.check()
+        if self.manager.revision != before:
+            self.world.check()
 
     def operate(self) -> None:
         """An operator does something."""
+        if self.manager.adopting:
+            return
         kernel, manager = self.kernel, self.manager
         tenant = TenantId(f"tenant-{kernel.between(1, self.world.scenario.num_tenants)}")
         which = kernel.between(0, 4)

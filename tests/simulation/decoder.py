@@ -55,6 +55,7 @@ class SimDecoder:
         self.process_id = self.world.new_process()
         self.engine = Engine(self)
         self.session: SessionId | None = None
+        self.epoch = 0
         self.is_away = False  # the session's stream is broken
         self.link: Link | None = None
         self.inbox: deque[tuple[Link | None, Any]] = deque()
@@ -76,7 +77,7 @@ class SimDecoder:
         if self.link is not None:
             self.link.down.silence()
             self.link.up.close(self.kernel.between(0, 3000), lose=True)
-        self.kernel.after(self.kernel.between(0, 5000), self.world.daemon.process_ended, self.process_id)
+        self.kernel.after(self.kernel.between(0, 5000), self.world.process_ended, self.process_id)
         lost = [request for request in self.world.open_requests if request.decoder is self]
         for request in lost:
             request.decoder = None
@@ -121,7 +122,7 @@ class SimDecoder:
         self.sequence = 0
         resume = None
         if self.session is not None:
-            resume = messages.Resume(self.session, *self.engine.holdings())
+            resume = messages.Resume(self.session, self.epoch, *self.engine.holdings())
             self.say(f"presents {len(resume.held)} sequences")
         self.ask(messages.Attach(self.name, self.process_id, resume), None)
 
@@ -237,10 +238,11 @@ class SimDecoder:
                     return
                 if result.resumed is not None:
                     self.is_away = False
-                    self.engine.resumed(result.resumed)
+                    self.engine.resumed(result.resumed, anew=result.epoch != self.epoch)
+                    self.session, self.epoch = result.session, result.epoch
                     self.say(f"goes on with session {self.session}")
                     return
-                self.session = result.session
+                self.session, self.epoch = result.session, result.epoch
                 self.say(f"is attached as session {self.session}")
             case messages.Acquire():
                 self.engine.acquired(result)

@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 from pytest import MonkeyPatch
 
-from cachemgr import admission, branches, radix, reports, sealing, upkeep
+from cachemgr import admission, branches, kept, radix, reports, resuming, sealing, upkeep
+from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
+from cachemgr.journal import IndexJournal
 from cachemgr.leases import LeaseBook, Session
+from cachemgr.manager import CacheManager
 from cachemgr.nodes import NO_BLOCKS
+from cachemgr.ownership import Ownership
+from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
 from cachemgr.reclaim import Reclaimer
 from cachemgr.state import CacheState
@@ -262,6 +267,90 @@ def a_purged_lease_publishes_on(patch: MonkeyPatch) -> None:
     _wrap(patch, upkeep, "purge", purge)
 
 
+def floors_are_not_shielded(patch: MonkeyPatch) -> None:
+    """Need takes the blocks of a tenant below its floor."""
+    patch.setattr(Quotas, "shielded", lambda quotas, owner: 0)
+    patch.setattr(Quotas, "_spare", lambda quotas, other, floor: quotas._idle.get(other, 0))
+
+
+def ceilings_are_not_checked(patch: MonkeyPatch) -> None:
+    """A tenant takes what it can get."""
+    patch.setattr(Quotas, "left", lambda quotas, owner, reserved=0: 1 << 30)
+    patch.setattr(Quotas, "excess", lambda quotas, owner, count: 0)
+
+
+def nothing_is_scrubbed(patch: MonkeyPatch) -> None:
+    """Blocks cross tenants with what is in them."""
+    patch.setattr(CacheState, "take_scrub", lambda state: NO_BLOCKS)
+
+
+def a_lost_answer_counts_as_scrubbed(patch: MonkeyPatch) -> None:
+    """Blocks whose handing over was never heard of are taken for zeroed."""
+    patch.setattr(Ownership, "taint", lambda ownership, blocks: None)
+
+
+def a_break_ends_the_lease_sooner(patch: MonkeyPatch) -> None:
+    """A session ends after its grace time, while its decoder may believe in its lease."""
+
+    def leave(leave: Any, book: Any, session_id: Any, now_ns: int) -> None:
+        leave(book, session_id, now_ns)
+        book.sessions[session_id].deadline_ns = now_ns + book.grace_ns // 4
+
+    _wrap(patch, LeaseBook, "leave", leave)
+
+
+def sessions_never_lapse(patch: MonkeyPatch) -> None:
+    """Whoever is gone keeps its blocks."""
+    patch.setattr(LeaseBook, "lapsed", lambda book, now_ns: [])
+
+
+def what_a_resume_does_not_list_is_kept(patch: MonkeyPatch) -> None:
+    """An acquire whose answer was lost holds its blocks for ever."""
+
+    def resume(original: Any, state: Any, session_id: Any, held: Any, credit: Any, now_ns: int) -> Any:
+        session = state.book.session(session_id)
+        listed = {item.lease_id for item in held}
+        hidden = {number: lease for number, lease in session.leases.items() if number not in listed}
+        for number in hidden:
+            del session.leases[number]
+        answer = original(state, session_id, held, credit, now_ns)
+        session.leases.update(hidden)
+        return answer
+
+    _wrap(patch, resuming, "resume", resume)
+
+
+def a_journal_forgets_nothing(patch: MonkeyPatch) -> None:
+    """What was evicted is listed again by the next daemon."""
+    patch.setattr(IndexJournal, "unpublish", lambda journal, blocks: None)
+
+
+def limbo_is_freed_at_once(patch: MonkeyPatch) -> None:
+    """A new daemon gives away what decoders of the one before may still write."""
+
+    def adopt(original: Any, manager: Any, found: Any, now_ns: int, **named: Any) -> Any:
+        listed = original(manager, found, now_ns, **named)
+        upkeep.process_gone(manager._state, LIMBO)
+        return listed
+
+    _wrap(patch, CacheManager, "adopt", adopt)
+
+
+def kept_branches_are_anybodys(patch: MonkeyPatch) -> None:
+    """A name alone opens a kept branch."""
+
+    def find(original: Any, state: Any, tenant: Any, name: bytes, *more: Any, **named: Any) -> Any:
+        branch = state.kept.branches.get(name)
+        return original(state, tenant if branch is None else branch.hold.tenant, name, *more, **named)
+
+    _wrap(patch, kept, "find", find)
+
+
+def kept_branches_never_expire(patch: MonkeyPatch) -> None:
+    """They hold their blocks for ever."""
+    patch.setattr(kept, "expire", lambda state, now_ns: 0)
+
+
 def leases_that_end_are_not_told_to_the_queue(patch: MonkeyPatch) -> None:
     """What they held can never be evicted again."""
     patch.setattr(CacheState, "rest", lambda state, lease, count: None)
@@ -296,6 +385,17 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
+    floors_are_not_shielded,
+    ceilings_are_not_checked,
+    nothing_is_scrubbed,
+    a_lost_answer_counts_as_scrubbed,
+    a_break_ends_the_lease_sooner,
+    sessions_never_lapse,
+    what_a_resume_does_not_list_is_kept,
+    a_journal_forgets_nothing,
+    limbo_is_freed_at_once,
+    kept_branches_are_anybodys,
+    kept_branches_never_expire,
     a_tail_is_published_beyond_its_seal,
     matches_are_not_pinned_before_the_allocation,
     a_quarantine_never_ends,

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cachemgr.claim_plans import Claim
 from cachemgr.ids import LeaseId
 from cachemgr.results import Acquired, Branch, CopyPlan, Keep, Replacement, Reported, Waiting
-from cachemgr.resuming import Held, Resumed
-from common.errors import NotFound, ResourceExhausted, TesseraError
+from cachemgr.resuming import Resumed
+from common.errors import NotFound, ResourceExhausted, TesseraError, Unavailable
 from common.tokens import pack_tokens
 from tests.simulation import messages
 from tests.simulation.kernel import Violation
@@ -51,6 +53,7 @@ class Engine:
         self.copies: list[Sequence] = []
         self.ending: set[LeaseId] = set()  # leases to be released when their rollback is answered
         self.presented: list[Sequence] = []
+        self.presented_leases: list[LeaseId | None] = []
         self.released: list[Any] = []
         self.asked = False
         self.refused = False
@@ -120,23 +123,33 @@ class Engine:
         self.ending.clear()
         self.asked = self.refused = self.is_full = self.acknowledge = False
 
-    def holdings(self) -> tuple[tuple[Held, ...], tuple[int, ...]]:
+    def holdings(self) -> tuple[tuple[Claim, ...], tuple[int, ...]]:
         """Everything that is held, for the daemon: sequences and credit."""
         self.released = []
         self.presented = list(self.running)
+        self.presented_leases = [item.lease for item in self.running]
         return tuple(item.held() for item in self.running), tuple(self.credit)
 
-    def resumed(self, answer: Resumed) -> None:
+    def resumed(self, answer: Resumed, *, anew: bool) -> None:
         """The session goes on; sequences whose lease was not kept start again."""
         for sequence, lease in zip(self.presented, answer.leases, strict=True):
-            if sequence in self.running and not lease:
-                if not (self.scenario.quotas or self.world.lied(sequence.lease)):  # it may have grown above a ceiling
+            if sequence in self.running and lease:
+                sequence.lease = lease
+            elif sequence in self.running:
+                if not (
+                    anew or self.scenario.quotas or self.world.lied(sequence.lease)
+                ):  # it may have grown above a ceiling
                     raise Violation(f"{sequence.name}: what an honest decoder holds was not taken")
                 self.running.remove(sequence)
                 sequence.let_go()
                 self._wait(sequence)
         self._replace(answer.replacements)
-        self.applied = max(self.applied, answer.revision)
+        # A lease that ended while it was presented: its news named the lease that it had.
+        names = {old: new for old, new in zip(self.presented_leases, answer.leases, strict=True) if new}
+        self.released = [
+            replace(item, lease_id=names[item.lease_id]) for item in self.released if item.lease_id in names
+        ]
+        self.applied = answer.revision if anew else max(self.applied, answer.revision)
         self.acknowledge = True
 
     def _replace(self, replacements: list[Replacement]) -> None:
@@ -164,6 +177,10 @@ class Engine:
                 return
             if isinstance(answer, ResourceExhausted) and self.world.may_fit(sequence.request, len(sequence.tokens)):
                 self.is_full = True
+                self._wait(sequence)
+            elif isinstance(answer, Unavailable):  # a new daemon that waits for its decoders
+                self.is_full = True
+                sequence.request.counted = False
                 self._wait(sequence)
             elif isinstance(answer, NotFound):  # the kept branch is over: the client sends the whole prompt again
                 sequence.request.base = b""

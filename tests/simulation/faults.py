@@ -18,14 +18,18 @@ def strike(world: World) -> None:
     if kernel.now >= scenario.faults_until:
         return
     kernel.after(kernel.between(1, 2 * scenario.fault_every), strike, world)
-    if world.workload.kept and kernel.chance(0.3):
+    if world.workload.kept and kernel.chance(0.3) and not world.daemon.is_dead:
         world.daemon.converse(kernel.random.choice(world.workload.kept))
     allowed = [kind for kind in kinds.KINDS if kind in scenario.faults]
     if not allowed:
         return
     kind = kernel.random.choice(allowed)
     decoder = kernel.random.choice(world.decoders)
-    if kind == kinds.OPERATOR:
+    if kind == kinds.DAEMON:
+        world.kill_daemon()
+    elif world.daemon.is_dead:
+        return
+    elif kind == kinds.OPERATOR:
         world.daemon.operate()
     elif kind == kinds.CANCEL:
         _cancel(world)
@@ -86,6 +90,7 @@ def _lie(world: World, decoder: SimDecoder) -> None:
 
 def heal(world: World) -> None:
     """Everything that was broken works again; what the clients want stays."""
+    world.start_daemon()
     for decoder in world.decoders:
         if not decoder.alive:
             decoder.start()

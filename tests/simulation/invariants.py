@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockState
-from cachemgr.ids import BlockRun, LeaseId, NodeId
+from cachemgr.ids import BlockRun, LeaseId, NodeId, SessionId
 from cachemgr.state import CacheState
 from common.tokens import unpack_tokens
 from tests.simulation.kernel import Violation
@@ -37,11 +38,17 @@ class Invariants:
         self._world = world
         self._published = np.zeros(world.scenario.num_blocks + 1, np.int64)
         self._generation = np.zeros(world.scenario.num_blocks + 1, np.int64)
+        self._claimed: dict[int, int] = {}
         self.recount = True  # whether `check_integrity` is asked; off, the shadow memory judges alone
 
     @property
     def _state(self) -> CacheState:
         return self._world.daemon.manager._state
+
+    def forget(self) -> None:
+        """A new manager: all that it lists is looked at anew."""
+        self._published[:] = 0
+        self._generation = self._state.pool.generation.copy()
 
     def after_step(self) -> None:
         """Invariants 1 to 7."""
@@ -54,7 +61,8 @@ class Invariants:
         if self._world.scenario.quotas:
             charged = self.charged()
             for tenant, quota in enumerate(self._world.scenario.quotas, 1):
-                if quota.ceiling_blocks and charged.get(tenant, 0) > quota.ceiling_blocks:
+                most = max(quota.ceiling_blocks, self._claimed.get(tenant, 0))
+                if quota.ceiling_blocks and charged.get(tenant, 0) > most:
                     raise Violation(f"tenant-{tenant} has {charged[tenant]} blocks, above {quota.ceiling_blocks}")
         counters = self._state.counters
         if counters.hits + counters.misses != self._world.daemon.admitted:
@@ -100,6 +108,10 @@ class Invariants:
             if pool.published[block] and pool.generation[block] == generation:
                 raise Violation(f"block {block} of a request that must not be stored is published")
 
+    def claimed(self) -> None:
+        """A decoder has claimed what it holds: that may be above a ceiling, for it grew while no daemon was there."""
+        self._claimed = self.charged()
+
     def charged(self) -> dict[int, int]:
         """Active and cached blocks of each tenant, counted from the columns."""
         pool, names = self._state.pool, self._state.tenant_names
@@ -123,28 +135,45 @@ class Invariants:
 
     def may_write(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
         """3, and fencing: a block is written by one who holds it alone, or lies in the quarantine of the writer."""
+        if self._world.daemon.is_dead:
+            return
         pool, book = self._state.pool, self._state.book
+        attached = self._session_of(process)
+        if attached is None:
+            if block in book.quarantine.get(LIMBO, ()):
+                return
+            raise Violation(f"{process.name} writes block {block}, which is not in limbo, under the daemon before")
         who = f"{process.name} for {sequence.name}"
         state = int(pool.state[block])
         if pool.published[block] or state not in (ACTIVE, QUARANTINED):
             raise Violation(f"{who} writes block {block}, which is {BlockState(state).name}")
-        session = book.sessions.get(process.session)
+        session = book.sessions.get(attached)
         if state == QUARANTINED:
-            if process.session in book.quarantine and block in book.quarantine[process.session]:
+            if attached in book.quarantine and block in book.quarantine[attached]:
                 return
             raise Violation(f"{who} writes block {block}, which is in the quarantine of another")
         if session is None:
             raise Violation(f"{who} writes block {block} of a session that is over")
-        lease = session.leases.get(sequence.lease)
         tables = [item for item in book.leases.values() if block in item.blocks]
-        own = lease is not None and tables == [lease]
+        own = len(tables) == 1 and tables[0].session_id == attached
+        if process.epoch == self._world.daemon.epoch:
+            own = own and tables[0].lease_id == sequence.lease
         deferred = any(block in item.blocks for item in session.deferred)
         if not (own or (not tables and (block in session.credit or deferred))):
             raise Violation(f"{who} writes block {block}, which it does not hold alone")
 
+    def _session_of(self, process: SimDecoder) -> SessionId | None:
+        """The session of a process under the daemon that is there now; None where it has not claimed one yet."""
+        if process.epoch == self._world.daemon.epoch:
+            return process.session
+        return self._world.daemon.claimed.get(process.process_id)
+
     def is_attached(self, process: SimDecoder) -> None:
         """6: whoever believes by its own clock that its session lives is right."""
-        if process.session not in self._state.book.sessions:
+        if self._world.daemon.is_dead:
+            return
+        attached = self._session_of(process)
+        if attached not in self._state.book.sessions and not (attached is None and self._state.frozen):
             raise Violation(f"{process.name} works on for session {process.session}, which is over")
 
     def is_scrubbed(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
@@ -157,6 +186,8 @@ class Invariants:
     def is_drained(self) -> bool:
         """10: no lease, nothing active, nothing in quarantine."""
         shot = self._world.daemon.manager.snapshot()
+        if self._world.daemon.manager.adopting:
+            return False
         return shot.leases == shot.active_blocks == shot.quarantined_blocks == 0
 
     def say_what_is_left(self) -> None:

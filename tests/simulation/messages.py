@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cachemgr.claim_plans import Claim
 from cachemgr.ids import LeaseId, SessionId
 from cachemgr.results import SequenceReport
-from cachemgr.resuming import Held, Resumed
+from cachemgr.resuming import Resumed
 from tests.simulation.workload import Request
 
 
@@ -28,7 +29,8 @@ class Resume:
     """What a decoder holds."""
 
     session: SessionId
-    held: tuple[Held, ...]
+    epoch: int
+    held: tuple[Claim, ...]
     credit: tuple[int, ...]
 
 
@@ -114,6 +116,7 @@ class Attached:
     """The answer to an attach."""
 
     session: SessionId
+    epoch: int
     resumed: Resumed | None = None
 
 

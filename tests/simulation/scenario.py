@@ -13,8 +13,8 @@ from tests.simulation.kernel import MILLISECOND, Kernel
 DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION = (
     "drop", "delay", "duplicate", "reorder", "crash", "stop", "partition",
 )  # fmt: skip
-ALLOCATION, OPERATOR, CANCEL, LIE = "allocation", "operator", "cancel", "lie"
-KINDS = (DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION, ALLOCATION, OPERATOR, CANCEL, LIE)
+ALLOCATION, OPERATOR, CANCEL, LIE, DAEMON = "allocation", "operator", "cancel", "lie", "daemon"
+KINDS = (DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION, ALLOCATION, OPERATOR, CANCEL, LIE, DAEMON)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cachemgr.claim_plans import Claim
 from cachemgr.ids import LeaseId
 from cachemgr.results import CopyPlan, Keep, SequenceReport
 from cachemgr.resuming import Held
@@ -100,14 +101,19 @@ class Sequence:
         """Whether the daemon must be told."""
         return bool(self.taken) or self.copied or self.computed // size > self.reported_sealed // size or self.lie
 
-    def held(self) -> Held:
+    def held(self) -> Claim:
         """All of it, as it is now; from now on only what comes after is news."""
         assert self.lease is not None
         known = max(self.computed, self.reported_tokens)
         self.reported_tokens, self.reported_sealed = known, self.computed
         self.taken, self.copied = [], False
         tokens = pack_tokens(np.array(self.tokens[:known], np.int32))
-        return Held(self.lease, tokens, np.array(self.table, np.int32), self.computed, self.copy)
+        request = self.request
+        return Claim(
+            Held(self.lease, tokens, np.array(self.table, np.int32), self.computed, self.copy),
+            request.tenant, request.root, f"r{request.number}", self.sample, no_store=request.no_store,
+            priority=request.cache_priority, ttl_ns=request.ttl_ns,
+        )  # fmt: skip
 
     def news(self, *, release: bool = False, keep: Keep | None = None) -> SequenceReport:
         """What the daemon has not been told; drafts that are computed are told too."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from cachemgr.ids import LeaseId
+from cachemgr.journal import IndexJournal
 from cachemgr.results import CopyPlan, Keep, Kept
+from tests.cachemgr.journal_rig import make_memory
 from tests.simulation import faults
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.decoder import SimDecoder
@@ -41,7 +43,10 @@ class World:
         self._processes = 1000
         self._links = 0
         self.invariants = Invariants(self)
-        self.daemon = SimDaemon(self)
+        self.dead: set[int] = set()
+        self.journal_memory = make_memory(self.scenario.num_blocks, self.scenario.block_tokens)
+        self.journal = IndexJournal(self.journal_memory)
+        self.daemon = SimDaemon(self, 1)
         self.decoders = [SimDecoder(self, number) for number in range(self.scenario.num_decoders)]
         self.kernel.after(0, self._arrive)
         self.kernel.after(self.scenario.fault_every, faults.strike, self)
@@ -83,6 +88,32 @@ class World:
 
     def _to_daemon(self, link: Link, message: Any) -> None:
         self.daemon.receive(link, message)
+
+    def process_ended(self, process_id: int) -> None:
+        """A decoder's process is known to be dead, now and to any daemon to come."""
+        self.dead.add(process_id)
+        if not self.daemon.is_dead:
+            self.daemon.process_ended(process_id)
+
+    def kill_daemon(self) -> None:
+        """The daemon dies, and another one takes over."""
+        if not self.daemon.is_dead:
+            self.daemon.die()
+            self.kernel.after(self.kernel.between(100, 5000), self.start_daemon)
+
+    def start_daemon(self) -> None:
+        """A new daemon finds the journal and the arena of the one before it."""
+        if not self.daemon.is_dead:
+            return
+        old = self.daemon
+        self.journal = IndexJournal(self.journal_memory)
+        self.workload.kept.clear()
+        self._promised.clear()
+        self.lies.clear()
+        self.daemon = SimDaemon(self, old.epoch + 1)
+        self.daemon.adopt(old.survivors())
+        self.invariants.forget()
+        self.check()
 
     def check(self) -> None:
         """After every step of the manager."""
@@ -133,7 +164,9 @@ class World:
 
     def kept(self, kept: Kept) -> None:
         """A client hears that its sequence was kept."""
-        talk = self._promised.pop(kept.name)
+        talk = self._promised.pop(kept.name, None)
+        if talk is None:  # the daemon died meanwhile
+            return
         if kept.num_tokens != len(talk.tokens):
             raise Violation(f"{kept.name.decode()} keeps {kept.num_tokens} tokens of {len(talk.tokens)}")
         self.workload.kept.append(talk)
