@@ -139,7 +139,7 @@ class BranchView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One attached decoder. `attached_ns` is the `now_ns` of its attach; at `deadline_ns` it is over if it says nothing;
+    """One attached decoder. `attached_ns` is the `now_ns` of its attach; at `deadline_ns` it is over if it is silent;
     `away` says that its stream is broken."""
 
     session: SessionId
