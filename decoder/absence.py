@@ -28,7 +28,7 @@ class Absence:
         self._committer = committer
         self._log = get_logger()
 
-    def leave(self, session: int) -> None:
+    def leave(self, session: int, number: int) -> None:
         """The stream broke: present what is held; what was asked for and not answered waits."""
         self.is_away = True
         self._scheduler.queue.recall()
@@ -36,7 +36,7 @@ class Absence:
         self._committer.recall_forks()
         self._reporter.leave()
         held = self._reporter.present(self._scheduler.running)
-        self._client.present(session, Holdings(held, self._scheduler.credit.blocks))
+        self._client.present(session, Holdings(held, self._scheduler.credit.blocks, number))
 
     def come_back(self, message: Resumed) -> None:
         """The session goes on: old leases get their new ids, and sequences whose lease was not kept wait again."""

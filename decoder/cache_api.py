@@ -120,9 +120,11 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Away:
     """The stream broke: `present` what is held now. The engine goes on with that, and sends nothing before `Resumed`;
-    what was sent last may not have arrived. Comes again when there is a new stream."""
+    what was sent last may not have arrived. Comes again, with a `number` above 0, when there is a new stream: what is
+    presented then, and no other, is what `Resumed` goes on from."""
 
     session: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

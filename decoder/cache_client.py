@@ -59,6 +59,7 @@ class GrpcCacheClient:
         self._proof: SessionProof | None = None  # of the session that we have, its stream whole or broken
         self._memory: MappedArena | None = None
         self._presented: asyncio.Future[Holdings] | None = None
+        self._asked = 0
         self._resumed = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._closing = False
@@ -85,7 +86,7 @@ class GrpcCacheClient:
 
     def present(self, session: int, holdings: Holdings) -> None:
         """What the engine holds of a session whose stream broke; it sends nothing more before `Resumed`."""
-        self._call(lambda: self._take_holdings(session, holdings))
+        self._call(lambda: self._take_holdings(holdings))
 
     def is_fenced(self, session: int) -> bool:
         """Whether the session is over, or its leases may be."""
@@ -211,9 +212,11 @@ class GrpcCacheClient:
         return answer.session_id
 
     async def _ask_holdings(self, session: int) -> Holdings:
-        # Asked for again at each try, because the engine goes on meanwhile.
+        # Asked for again at each try, because the engine goes on meanwhile. An answer to an earlier question is not
+        # taken: the engine counts from what it presented last.
+        self._asked += 1
         self._presented = self._loop.create_future()
-        self._post(Away(session))
+        self._post(Away(session, self._asked))
         giving_up = asyncio.create_task(self._abandoned.wait())
         try:
             await asyncio.wait((self._presented, giving_up), return_when=asyncio.FIRST_COMPLETED)
@@ -224,10 +227,10 @@ class GrpcCacheClient:
             giving_up.cancel()
             self._presented = None
 
-    def _take_holdings(self, session: int, holdings: Holdings) -> None:
+    def _take_holdings(self, holdings: Holdings) -> None:
         self._outgoing.clear()  # all of it was sent before, and is in what is presented
         asked = self._presented
-        if asked is not None and not asked.done() and self._proof is not None and self._proof.session == session:
+        if asked is not None and not asked.done() and holdings.number == self._asked:
             asked.set_result(holdings)
 
     def _wake(self) -> None:

@@ -33,10 +33,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All sequences that hold blocks, and the credit that is in no table."""
+    """All sequences that hold blocks, and the credit that is in no table. `number` is that of the `Away` it answers."""
 
     sequences: tuple[Held, ...]
     credit: IntArray = field(repr=False)
+    number: int = 0
 
 
 def held_of(sequence: Sequence, lease: LeaseId) -> Held:

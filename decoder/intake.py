@@ -132,8 +132,8 @@ class Intake:
                 self.session, self.arena = session, arena
                 self._scheduler.num_blocks = num_blocks
                 self._log.info("session_attached", session=session, blocks=num_blocks)
-            case Away(session):
-                self.absence.leave(session)
+            case Away(session, number):
+                self.absence.leave(session, number)
             case Resumed():
                 self.session = message.session
                 self.absence.come_back(message)

@@ -17,6 +17,7 @@ class CutProxy:
         self.path = path
         self._target = target
         self.refuse = False  # let nobody in
+        self._tasks: set[asyncio.Task[object]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._flowing = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._server: asyncio.Server | None = None
@@ -42,9 +43,12 @@ class CutProxy:
 
     def cut(self) -> None:
         """Close every connection at once, with what is kept back; new ones flow."""
+        for task in self._tasks:
+            task.cancel()
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
+        self._tasks.clear()
         self._flowing = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.release()
 
@@ -52,7 +56,10 @@ class CutProxy:
         if self.refuse:
             writer.transport.abort()
             return
-        with contextlib.suppress(OSError):
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # cancelled by a cut alone
             up_reader, up_writer = await asyncio.open_unix_connection(self._target)
             self._writers |= {writer, up_writer}
             up, down = self._flowing["up"], self._flowing["down"]

@@ -10,18 +10,22 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cachemgr.kept import expire
 from common.errors import Unavailable
 from common.rpc import unix_target
 from decoder.batch import StepBatch
+from decoder.cache_api import Attached, Away, Event, Lost, Resumed
+from decoder.cache_client import GrpcCacheClient
+from decoder.holdings import Holdings
 from tessera.admin.v1 import admin_pb2
 from tests.cachemgr.daemon_rig import Rig, attach_request, running
 from tests.decoder.cut_proxy import CutProxy
 from tests.decoder.rig import Node, greedy_oracle, prompt_of, solo
 from tests.decoder.rig import request as plain_request
-from tests.decoder.test_cache_client import Decoder, until
+from tests.decoder.test_cache_client import Decoder, target_of, until
 
 STEP_SECONDS = 0.004
 LOAD_SECONDS = 60.0
@@ -76,7 +80,7 @@ def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
                 cuts += 1
                 await asyncio.sleep(dice.uniform(0, 0.1))
             assert cuts > 3 and session == 1
-            assert not decoder.sink.failed
+            assert not decoder.sink.failed, decoder.sink.failed
             for request in requests:
                 expected = solo(request)
                 assert {sample: decoder.sink.tokens[request.number, sample] for sample in expected} == expected
@@ -251,5 +255,30 @@ def test_kept_conversations_go_on_whatever_breaks_meanwhile(seed: int) -> None:
             assert len(manager.list_branches().items) >= kept
             expire(manager._state, 2**62)
             await quiet(rig)
+
+    asyncio.run(inside())
+
+
+def test_only_what_was_presented_last_is_gone_on_from() -> None:
+    """An answer to an older `Away` is passed by, whenever it comes: the session goes on from the newest one's."""
+
+    async def inside() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            rig = await stack.enter_async_context(running(pool_blocks=64))
+            proxy = await stack.enter_async_context(CutProxy(rig.paths.state_dir / "p.sock", rig.paths.cachemgr_socket))
+            events: list[Event] = []
+            client = GrpcCacheClient(target_of(rig, target=unix_target(proxy.path)))
+            client.start(events.append)
+            task = asyncio.create_task(client.run())
+            await until(lambda: any(isinstance(event, Attached) for event in events), "attached")
+            proxy.cut()
+            asked = await until(lambda: next((e for e in events if isinstance(e, Away) and e.number), None), "asked")
+            stale = Holdings((), np.array([1], np.int32), asked.number - 1)
+            client.present(asked.session, stale)
+            client.present(asked.session, Holdings((), np.zeros(0, np.int32), asked.number))
+            await until(lambda: any(isinstance(event, Resumed) for event in events), "resumed")
+            assert not any(isinstance(event, Lost) for event in events)
+            await client.close()
+            await asyncio.wait_for(task, 10)
 
     asyncio.run(inside())
