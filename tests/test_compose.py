@@ -28,6 +28,7 @@ from tests.tiny_models import make_tiny_llama
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ("gpu", "cpu")
+NAMESPACES = "namespaces"
 SERVICES = ("cachemgr", "decoder", "gateway")
 NOBODY = 65534
 START_SECONDS = 180.0
@@ -65,7 +66,8 @@ def compose() -> dict[str, Any]:
 def services_of(compose: dict[str, Any], profile: str) -> dict[str, dict[str, Any]]:
     """Service name (without the profile's suffix) -> its definition."""
     chosen = {name: body for name, body in compose["services"].items() if profile in body["profiles"]}
-    return {name.removesuffix(f"-{profile}"): body for name, body in chosen.items()}
+    chosen = {name.removesuffix(f"-{profile}"): body for name, body in chosen.items()}
+    return {name: body for name, body in chosen.items() if name != NAMESPACES}
 
 
 def options_of(body: dict[str, Any]) -> tuple[str, Options]:
@@ -101,10 +103,11 @@ def test_it_is_valid_under_the_compose_schema(compose: dict[str, Any]) -> None:
 
 
 def test_both_profiles_hold_the_three_services(compose: dict[str, Any]) -> None:
-    """Each profile starts one cache manager, one decoder and one gateway, and no service runs without a profile."""
+    """Each profile starts one cache manager, one decoder, one gateway and what holds their namespaces, and no service
+    runs without a profile."""
     for profile in PROFILES:
         assert tuple(services_of(compose, profile)) == SERVICES
-    assert len(compose["services"]) == len(PROFILES) * len(SERVICES)
+    assert len(compose["services"]) == len(PROFILES) * (len(SERVICES) + 1)
 
 
 def test_the_profiles_differ_in_the_gpu_alone(compose: dict[str, Any]) -> None:
@@ -170,16 +173,27 @@ def test_stop_grace_is_longer_than_the_drain(compose: dict[str, Any], profile: s
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_decoder_lives_in_the_namespaces_of_its_daemon(compose: dict[str, Any], profile: str) -> None:
-    """IPC and PID namespaces are the daemon's, which allows it; each service waits until the one before is healthy."""
+def test_decoder_and_daemon_share_namespaces_that_outlive_both(compose: dict[str, Any], profile: str) -> None:
+    """IPC and PID namespaces are those of a service that does nothing else, holds no secret and no file of ours and
+    cannot die of ours; each service waits until the one before is healthy, and no decoder restarts with the daemon."""
     services = services_of(compose, profile)
     suffix = "" if profile == "gpu" else f"-{profile}"
-    assert services["decoder"]["ipc"] == services["decoder"]["pid"] == f"service:cachemgr{suffix}"
-    assert services["cachemgr"]["ipc"] == "shareable"
-    assert services["decoder"]["depends_on"][f"cachemgr{suffix}"]["condition"] == "service_healthy"
+    holder = compose["services"][f"{NAMESPACES}{suffix}"]
+    assert holder["entrypoint"] == ["sleep", "infinity"]
+    assert holder["ipc"] == "shareable"
+    assert holder["init"], "process 1 reaps what the others leave"
+    assert not holder["volumes"]
+    assert not holder["environment"]
+    assert "deploy" not in holder
+    for name in ("cachemgr", "decoder"):
+        assert services[name]["ipc"] == services[name]["pid"] == f"service:{NAMESPACES}{suffix}"
+        assert services[name]["depends_on"][f"{NAMESPACES}{suffix}"] == {
+            "condition": "service_started",
+            "restart": True,
+        }
+        assert "init" not in services[name], "process 1 is that of the shared namespace"
+    assert services["decoder"]["depends_on"][f"cachemgr{suffix}"] == {"condition": "service_healthy"}
     assert services["gateway"]["depends_on"][f"decoder{suffix}"]["condition"] == "service_healthy"
-    assert services["cachemgr"]["init"]
-    assert "init" not in services["decoder"], "process 1 of the shared namespace is the daemon's"
 
 
 def test_daemon_and_decoder_reserve_the_same_gpu(compose: dict[str, Any]) -> None:
