@@ -406,6 +406,7 @@ class SimDaemon:
                 if not stream.is_broken:
                     self._silence(stream)
                 self._end(stream)
+        self.world.invariants.has_lapsed_nobody()
         self._tell_ready()
         if self.manager.revision != before:
             self.world.check()

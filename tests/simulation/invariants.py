@@ -122,6 +122,8 @@ class Invariants:
 
     def kept_floors(self, before: dict[int, int], actor: int) -> None:
         """8: an acquire of `actor` has pushed nobody else below a floor."""
+        if self._world.scenario.keeps:
+            return  # kept branches give way to the work of anybody, floors or not
         after = self.charged()
         for tenant, quota in enumerate(self._world.scenario.quotas, 1):
             if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
@@ -167,6 +169,12 @@ class Invariants:
         if process.epoch == self._world.daemon.epoch:
             return process.session
         return self._world.daemon.claimed.get(process.process_id)
+
+    def has_lapsed_nobody(self) -> None:
+        """6: whoever's deadline has passed is gone after a tick."""
+        for number, session in self._state.book.sessions.items():
+            if session.deadline_ns <= self._world.kernel.now_ns:
+                raise Violation(f"session {number} lives on after its deadline")
 
     def is_attached(self, process: SimDecoder) -> None:
         """6: whoever believes by its own clock that its session lives is right."""

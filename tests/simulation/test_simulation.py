@@ -73,7 +73,9 @@ def test_the_simulation_reaches_everything() -> None:
     wanted = (
         "leases", "CopyPlan(", "replaces", "forks", "rolls", "preempts", "POOL_FULL", "EXCEEDS_POOL", "dies",
         "is stopped", "its own clock says", "not safe", "ends the quarantine", "late message", "repeated message",
-        "purges", "drops everything", "cancelled", "the decoder lied", "network breaks", "network holds", "whole lease",
+        "purges", "drops everything", "cancelled", "the decoder lied", "network breaks", "network holds",
+        "for too long", "goes on with session", "scrubbed", "QUOTA_EXCEEDED", "waits", "continues", "commits", "pins",
+        "adopts", "claims",
     )  # fmt: skip
     missing = set(wanted)
     shot = Counter[str]()
