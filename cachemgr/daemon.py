@@ -50,7 +50,6 @@ TICK_SECONDS: Final = 1.0
 LOOKS_PER_DEADLINE: Final = 8
 DRAIN_POLL_SECONDS: Final = 0.02
 STOP_GRACE_SECONDS: Final = 0.5
-ORPHAN_POLL_SECONDS: Final = 0.05
 
 
 class Daemon:
@@ -122,7 +121,7 @@ class Daemon:
         self._tasks.append(asyncio.create_task(watching, name="watch-sockets"))
         self._tasks.append(asyncio.create_task(self._tick(owner, tenants), name="tick"))
         self._tasks.append(asyncio.create_task(self._watch_deadlines(owner, sessions), name="deadlines"))
-        self._tasks.append(asyncio.create_task(_watch_orphan(owner), name="orphan"))
+        self._tasks.append(asyncio.create_task(owner.watch_orphan(), name="orphan"))
         await self._say_serving(True)
         self._log.info("service_ready", epoch=owner.epoch)
 
@@ -244,10 +243,3 @@ class Daemon:
         for health in self._healths:
             if health.serving != serving:
                 await health.set(serving)
-
-
-async def _watch_orphan(owner: PoolOwner) -> None:
-    """The wait for the decoders of an older daemon is bounded."""
-    while owner.succession.orphan is not None:
-        await asyncio.sleep(ORPHAN_POLL_SECONDS)
-        owner.look()

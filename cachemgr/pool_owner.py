@@ -8,24 +8,19 @@ block: only the manager does.
 
 from __future__ import annotations
 
-import gc
-import os
 import time
 from collections.abc import Callable
-from typing import Final
 
-from cachemgr.adoption import LIMBO
 from cachemgr.arena.base import Arena
 from cachemgr.arena.handoff import Handoff
-from cachemgr.arena.host import HostArena
 from cachemgr.events import EventLog
 from cachemgr.ids import TenantId
 from cachemgr.journal import IndexJournal
 from cachemgr.journal_file import boot_id
 from cachemgr.journal_format import JournalIdentity
 from cachemgr.manager import CacheManager
-from cachemgr.pool_parts import PoolSize, apply_quota, layout_mismatch, make_arena
-from cachemgr.recovery import recover
+from cachemgr.pool_heir import PoolHeir
+from cachemgr.pool_parts import PoolSize, apply_quota, draining_error, layout_mismatch, make_arena, make_manager
 from cachemgr.succession import Succession
 from cachemgr.tenant_quotas import TenantQuota
 from common.arena_wire import PROTOCOL_VERSION
@@ -37,10 +32,8 @@ from common.logs import get_logger
 
 __all__ = ["PoolOwner", "PoolSize", "draining_error"]
 
-ALL_NAME_BITS: Final = 128
 
-
-class PoolOwner:
+class PoolOwner(PoolHeir):
     """Holds the one manager and arena of the daemon; both are absent until the first attach."""
 
     def __init__(
@@ -166,21 +159,19 @@ class PoolOwner:
         return self._install(arena, layout, self.succession.create(identity))
 
     def _install(self, arena: Arena, layout: KvLayout, journal: IndexJournal | None) -> CacheManager:
-        manager = CacheManager(
-            num_blocks=arena.num_blocks,
-            block_tokens=layout.block_tokens,
+        manager = make_manager(
+            arena.num_blocks,
+            layout.block_tokens,
             epoch=self.epoch,
-            name_bits=self._faults.weak_hash_bits or ALL_NAME_BITS,
-            fail_allocation=self._faults.fail_allocation,
+            faults=self._faults,
             on_free=arena.poison if self._faults.poison_on_free else None,
             events=self.events,
-            lease_ns=int(self.lease_seconds * 1e9),
-            grace_ns=int(self.grace_seconds * 1e9),
+            lease_seconds=self.lease_seconds,
+            grace_seconds=self.grace_seconds,
             journal=journal,
+            quotas=self._quotas,
         )
         manager.limit_kept(self._max_kept)
-        for tenant, quota in self._quotas.items():
-            apply_quota(manager, tenant, quota)
         self._arena, self.layout, self.manager = arena, layout, manager
         self._handoff.serve_arena(arena, layout.fingerprint())
         get_logger().info(
@@ -190,72 +181,3 @@ class PoolOwner:
             block_tokens=layout.block_tokens,
         )
         return manager
-
-    # ---- taking over from the daemon before this one
-
-    def look_for_orphan(self) -> list[tuple[int, int]]:
-        """(process id, pidfd) of each process that has an older daemon's arena; then its memory is wanted."""
-        survivors = self.succession.find(self._steady_ns())
-        if survivors:
-            self._handoff.want_arena(self._take_arena)
-        return survivors
-
-    def refuse_while_adopting(self, process_id: int, decoder_name: str) -> None:
-        """A decoder that begins anew is heard. Raises Unavailable while others may still come back."""
-        self.heard(process_id, decoder_name)
-        self.succession.refuse_others()
-
-    def heard(self, process_id: int, decoder_name: str) -> None:
-        """A decoder has claimed what it held of the orphan, or let go of it."""
-        self.succession.heard(process_id, decoder_name)
-        self.look()
-
-    def process_dead(self, process_id: int) -> None:
-        """A process that had an arena has ended."""
-        self.succession.dead(process_id)
-        self.look()
-
-    def look(self) -> None:
-        """Ends the adoption if nobody is waited for, and its quarantine if nobody is late any more."""
-        succession, manager = self.succession, self.manager
-        if succession.is_over(self._steady_ns()):
-            self._handoff.want_arena(None)
-            late = succession.conclude()
-            if manager is not None:
-                freed = manager.finish_adoption(writers=late, now_ns=self._steady_ns())
-                get_logger().info("adoption_finished", freed_blocks=freed, late_sessions=len(late))
-            else:
-                get_logger().warning("adoption_given_up", cause="no decoder has handed the memory back")
-        elif manager is not None and not manager.adopting and not succession.has_late:
-            manager.process_gone(LIMBO)
-
-    def _take_arena(self, fd: int) -> bool:
-        """Memory that a decoder hands back; whether it is the orphan's."""
-        orphan = self.succession.orphan
-        if orphan is None or orphan.adopted or orphan.layout is None:
-            os.close(fd)
-            return orphan is not None and orphan.adopted
-        identity, started = orphan.journal.identity, self._steady_ns()
-        try:
-            arena = HostArena.adopt(
-                fd, num_blocks=identity.num_blocks, block_bytes=identity.block_bytes, nonce=identity.nonce
-            )
-        except ValueError as error:
-            get_logger().warning("arena_return_refused", cause=str(error))
-            return False
-        manager = self._install(arena, orphan.layout, orphan.journal)
-        gc.disable()  # a hundred thousand nodes at once: collections in between would cost as much as they do
-        try:
-            listed = manager.adopt(recover(orphan.journal), started, self._knows)
-        finally:
-            gc.freeze()
-            gc.enable()
-        orphan.journal.keep_only(listed)
-        self.succession.adopt(orphan)
-        get_logger().info("arena_adopted", blocks=len(listed), seconds=round((self._steady_ns() - started) / 1e9, 3))
-        return True
-
-
-def draining_error() -> Unavailable:
-    """The answer to new work while the daemon is on its way out."""
-    return Unavailable("the cache manager is shutting down", reason="DRAINING", retry_after_seconds=1.0)

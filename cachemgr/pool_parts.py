@@ -6,21 +6,26 @@ Called by `pool_owner.py` alone.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from cachemgr.arena.base import Arena
 from cachemgr.arena.host import HostArena
-from cachemgr.ids import TenantId
+from cachemgr.events import EventLog
+from cachemgr.ids import BlockRun, TenantId
+from cachemgr.journal import IndexJournal
 from cachemgr.manager import CacheManager
 from cachemgr.quotas import Quota
 from cachemgr.tenant_quotas import TenantQuota
-from common.errors import FailedPrecondition, ResourceExhausted
+from common.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from common.faults import Faults
 from common.layout import NONCE_BYTES, KvLayout
 from common.logs import get_logger
 
 MIN_BLOCKS: Final = 2
 MAX_BLOCKS: Final = 2**31 - 2
+ALL_NAME_BITS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,37 @@ def make_arena(num_blocks: int, block_bytes: int) -> Arena:
         ) from error
 
 
+def make_manager(
+    num_blocks: int,
+    block_tokens: int,
+    *,
+    epoch: int,
+    faults: Faults,
+    on_free: Callable[[BlockRun], None] | None,
+    events: EventLog,
+    lease_seconds: float,
+    grace_seconds: float,
+    journal: IndexJournal | None,
+    quotas: Mapping[TenantId, TenantQuota],
+) -> CacheManager:
+    """An empty cache manager with the quotas that are known."""
+    manager = CacheManager(
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        epoch=epoch,
+        name_bits=faults.weak_hash_bits or ALL_NAME_BITS,
+        fail_allocation=faults.fail_allocation,
+        on_free=on_free,
+        events=events,
+        lease_ns=int(lease_seconds * 1e9),
+        grace_ns=int(grace_seconds * 1e9),
+        journal=journal,
+    )
+    for tenant, quota in quotas.items():
+        apply_quota(manager, tenant, quota)
+    return manager
+
+
 def layout_mismatch(*, want: KvLayout, have: KvLayout) -> FailedPrecondition:
     """The refusal of a decoder with layout `want`."""
     differing = [
@@ -81,3 +117,8 @@ def layout_mismatch(*, want: KvLayout, have: KvLayout) -> FailedPrecondition:
         reason="LAYOUT_MISMATCH",
         metadata={name: f"want {wanted}, have {present}" for name, wanted, present in differing},
     )
+
+
+def draining_error() -> Unavailable:
+    """The answer to new work while the daemon is on its way out."""
+    return Unavailable("the cache manager is shutting down", reason="DRAINING", retry_after_seconds=1.0)
