@@ -38,7 +38,7 @@ def relieve(
     chosen.sort(key=lambda branch: branch is last)  # stable: the oldest first
     before = _room_besides(state, asking, besides)
     for branch in chosen:
-        drop_holds(state, branch.hold)
+        _drop_to_floor(state, branch.hold, asking)
         if _room_besides(state, asking, besides) - before >= missing:
             break
     state.revision += 1
@@ -71,6 +71,23 @@ def _gain(state: CacheState, chosen: Sequence[KeptBranch], asking: int, besides:
         count if owner == asking else min(count, state.quotas.above_floor(owner))
         for owner, count in zip(owners.tolist(), counts.tolist(), strict=True)
     )
+
+
+def _drop_to_floor(state: CacheState, hold: Lease, asking: int) -> None:
+    """Lets go of the blocks of a kept branch, from the last one on, as far as its owner stays at its floor: those that
+    are published stay charged to it, the others are free when nobody else holds them."""
+    if hold.owner == asking:
+        drop_holds(state, hold)
+        return
+    spare = state.quotas.above_floor(hold.owner)
+    private = hold.table[hold.num_published : hold.num_blocks]
+    freed = np.cumsum(state.pool.references.take(private)[::-1] == 1)
+    droppable = int(np.searchsorted(freed, spare, side="right"))
+    if droppable == len(private):
+        drop_holds(state, hold)
+    elif droppable:
+        cut_holds(state, hold, hold.num_blocks - droppable)
+        hold.sealed, hold.committed = min(hold.sealed, hold.num_blocks * state.block_tokens), 0
 
 
 def drop_holds(state: CacheState, hold: Lease) -> None:

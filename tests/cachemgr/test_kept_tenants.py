@@ -54,6 +54,26 @@ def test_a_flood_takes_no_kept_block_below_another_tenants_floor(no_store: bool)
     rig.quiet()
 
 
+def test_a_branch_that_stands_above_its_floor_gives_only_what_is_above() -> None:
+    """Six blocks that are published nowhere, a floor of two: a flood gets four, continuing finds two."""
+    rig = KeptRig(num_blocks=12)
+    rig.manager.set_quota(OTHER, Quota(floor_blocks=2))
+    rig.kept(range(100, 100 + 6 * B), b"k", tenant="b", no_store=True)
+    with pytest.raises(ResourceExhausted):
+        rig.acquire(range(11 * B))
+    sequence = rig.acquire(range(10 * B))
+    assert [view.num_blocks for view in rig.manager.list_branches().items] == [2]
+    assert rig.manager.quota_usage(OTHER).used_blocks == 2
+    rig.check()
+    rig.finish(sequence)
+    rig.manager.evict(everything=False, num_blocks=10)
+    again = rig.resume(b"k", range(5), tenant="b")
+    assert again.computed == 2 * B
+    rig.finish(again)
+    rig.drop(b"k", tenant="b")
+    rig.quiet()
+
+
 def test_the_older_branch_of_a_tenant_at_its_floor_is_passed_by() -> None:
     """A younger one of another tenant gives way instead."""
     rig = KeptRig(num_blocks=12)

@@ -122,8 +122,6 @@ class Invariants:
 
     def kept_floors(self, before: dict[int, int], actor: int) -> None:
         """8: an acquire of `actor` has pushed nobody else below a floor."""
-        if self._world.scenario.keeps:
-            return  # kept branches give way to the work of anybody, floors or not
         after = self.charged()
         for tenant, quota in enumerate(self._world.scenario.quotas, 1):
             if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
