@@ -10,6 +10,7 @@ import pytest
 from tessera.admin.v1 import admin_pb2
 from tests.e2e.client import make_request
 from tests.e2e.oracle import Solo
+from tests.e2e.processes import poll
 from tests.e2e.prompts import Prompts
 from tests.e2e.repeats import repeats
 from tests.e2e.rig import Node
@@ -19,22 +20,24 @@ B = 16
 
 def test_row_02_an_evicted_block_is_neither_matched_nor_lost(node: Node, solo: Solo, prompts: Prompts) -> None:
     """After an eviction of everything nothing hits, and what is sent then is cached anew."""
-    first, second = make_request(prompts.tokens(8 * B)), make_request(prompts.tokens(8 * B))
-    solo.check(first, node.generate(first))
-    hit = node.generate(first)
-    assert hit.cached_tokens == 8 * B - 1, "positive control: the prompt is cached before the eviction"
-    node.quiet()
-    node.admin.evict_all()
-    assert node.admin.snapshot().indexed_blocks == 0
-    assert not any(block.published for block in node.admin.blocks())
-    assert node.admin.prefixes() == []
-    solo.check(second, node.generate(second))
-    again = node.generate(first)
-    assert again.cached_tokens == 0
-    solo.check(first, again)
-    warm = node.generate(second)
-    assert warm.cached_tokens == 8 * B - 1
-    solo.check(second, warm)
+    for _ in range(3):
+        node.fresh()
+        first, second = make_request(prompts.tokens(8 * B)), make_request(prompts.tokens(8 * B))
+        solo.check(first, node.generate(first))
+        hit = node.generate(first)
+        assert hit.cached_tokens == 8 * B - 1, "positive control: the prompt is cached before the eviction"
+        node.quiet()
+        node.admin.evict_all()
+        assert node.admin.snapshot().indexed_blocks == 0
+        assert not any(block.published for block in node.admin.blocks())
+        assert node.admin.prefixes() == []
+        solo.check(second, node.generate(second))
+        again = node.generate(first)
+        assert again.cached_tokens == 0
+        solo.check(first, again)
+        warm = node.generate(second)
+        assert warm.cached_tokens == 8 * B - 1
+        solo.check(second, warm)
 
 
 @pytest.mark.parametrize("length", [B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1])
@@ -129,22 +132,33 @@ def test_row_08_equal_hashes_never_authorise_reuse(tiny_model: Path, solo: Solo,
         assert weak.quiet().hash_collisions > 0
 
 
+def check_parents(node: Node) -> None:
+    """No node of the index is without its parent."""
+    prefixes = node.admin.prefixes()
+    names = {prefix.node for prefix in prefixes}
+    assert all(prefix.parent in names or prefix.parent == 0 for prefix in prefixes)
+
+
 def test_row_09_eviction_takes_the_tail_of_a_prompt_first(node: Node, solo: Solo, prompts: Prompts) -> None:
     """Where one block of a prompt must go, the rest stays usable; no node is ever without its parent."""
-    old = make_request(prompts.tokens(8 * B), new=1)
-    node.generate(old)
-    target = node.quiet().total_blocks
-    while node.quiet().free_blocks >= 2:
-        node.generate(make_request(prompts.tokens(2 * B), new=1))
-    free = node.quiet().free_blocks
-    node.generate(make_request(prompts.tokens((free + 1) * B), new=1))
-    names = {prefix.node for prefix in node.admin.prefixes()}
-    assert all(prefix.parent in names or prefix.parent == 0 for prefix in node.admin.prefixes())
-    now = node.quiet()
-    assert now.cached_blocks == target, "positive control: the pool is full"
-    result = node.generate(old)
-    solo.check(old, result)
-    assert result.cached_tokens == 7 * B
+    for _ in range(3):
+        node.fresh()
+        old = make_request(prompts.tokens(8 * B), new=1)
+        node.generate(old)
+        target = node.quiet().total_blocks
+        while node.quiet().free_blocks >= 2:
+            node.generate(make_request(prompts.tokens(2 * B), new=1))
+            check_parents(node)
+        last = node.background(make_request(prompts.tokens((node.quiet().free_blocks + 1) * B), new=1))
+        while last.is_alive():
+            check_parents(node)
+        last.result()
+        check_parents(node)
+        now = node.quiet()
+        assert now.cached_blocks == target, "positive control: the pool is full"
+        result = node.generate(old)
+        solo.check(old, result)
+        assert result.cached_tokens == 7 * B
 
 
 def test_row_10_eviction_of_everything_is_refused_or_complete(slow_node: Node, solo: Solo, prompts: Prompts) -> None:
@@ -164,7 +178,8 @@ def test_row_10_eviction_of_everything_is_refused_or_complete(slow_node: Node, s
     assert slow_node.admin.evict_all().remaining_blocks == 0
 
 
-def test_row_16_shared_pages_are_counted_once(node: Node, solo: Solo, prompts: Prompts) -> None:
+@pytest.mark.parametrize("idle", [0, pytest.param(10, marks=pytest.mark.slow)], ids=["few", "full"])
+def test_row_16_shared_pages_are_counted_once(node: Node, solo: Solo, prompts: Prompts, idle: int) -> None:
     """A trunk with branches and splits: cached blocks equal the distinct blocks of the index, and the node lives on."""
     trunk = prompts.tokens(4 * B)
     longer = [*trunk, *prompts.tokens(B)]
@@ -175,6 +190,10 @@ def test_row_16_shared_pages_are_counted_once(node: Node, solo: Solo, prompts: P
         now = node.quiet()
         listed = [block for prefix in node.admin.prefixes() for block in prefix.blocks]
         assert len(listed) == len(set(listed)) == now.cached_blocks <= now.total_blocks
+    session = node.admin.sessions()[0]
+    until = session.age_seconds + idle  # idleness is the case, not a wait for a state
+    poll(lambda: node.admin.sessions()[0].age_seconds >= until, within=idle + 5, what="so much idle time has passed")
+    assert node.admin.sessions()[0].session == session.session, "the same decoder is attached"
     again = make_request([*trunk, *prompts.tokens(3)], new=3)
     result = node.generate(again)
     assert result.cached_tokens == 4 * B

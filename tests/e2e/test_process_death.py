@@ -86,11 +86,12 @@ def resident_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-@repeats(20, few=2)
+@repeats(20, few=3)
 def test_row_26_a_decoder_that_dies_again_and_again_costs_nothing(
     tiny_model: Path, solo: Solo, prompts: Prompts, rounds: int
 ) -> None:
-    """kill -9 while it starts, once it attached, and in a decode: each restart registers, the daemon is as before."""
+    """kill -9 in a decode, just after it attached, before and while it registers: each restart registers, the daemon
+    is as before."""
     with Node(tiny_model, faults=["step_delay=0.01"], options=["--threads", "1"]) as node:
         daemon, decoder = node.processes["cachemgr"].pid, node.processes["decoder-0"]
 
@@ -107,7 +108,7 @@ def test_row_26_a_decoder_that_dies_again_and_again_costs_nothing(
         for number in range(rounds + 1):
             if number == 1:  # after one death everything that is made once has been made
                 descriptors, memory = len(os.listdir(f"/proc/{daemon}/fd")), resident_bytes(daemon)
-            match number % 3:
+            match number % 4:
                 case 0:
                     stream = node.stream(make_request(prompts.tokens(3 * B), new=300))
                     stream.read(4)
@@ -120,9 +121,19 @@ def test_row_26_a_decoder_that_dies_again_and_again_costs_nothing(
                     decoder.start()
                     poll(attached, within=START_SECONDS, what="the decoder has attached")
                     decoder.kill()
-                case _:
+                case 2:
                     decoder.kill()
                     decoder.start()
+                    decoder.kill()
+                case _:
+                    decoder.kill()
+                    poll(lambda: not node.admin.sessions(), within=20, what="its session is over")
+                    without = len(os.listdir(f"/proc/{daemon}/fd"))
+                    decoder.start()
+                    poll(
+                        lambda: len(os.listdir(f"/proc/{daemon}/fd")) > without, within=START_SECONDS,  # noqa: B023
+                        what="the decoder has connected",
+                    )  # fmt: skip
                     decoder.kill()
             decoder.start()
             ready()
