@@ -6,6 +6,7 @@ sealed with the very content that others claim there too, or in limbo and nobody
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,6 @@ def plan_claim(
 ) -> Plan | None:
     """How a claim would be granted, or None."""
     held, size = item.held, state.block_tokens
-    bytes_each = state.index.block_bytes
     table = held.blocks.astype(np.intp)
     numbers: list[int] = table.tolist()
     if not item.valid:
@@ -76,6 +76,7 @@ def plan_claim(
     committed = _committed(state, item, table, len(listed)) if len(listed) == whole and held.copy is None else 0
     first = len(listed) + (committed > 0)
     owner = state.owner_of(item.tenant)
+    path = Path(state, item)
     plan = Plan(item, owner, table[:first], committed, sealed if held.copy is None else whole * size, {}, {})
     for place in range(first, len(numbers)):
         block = numbers[place]
@@ -84,8 +85,7 @@ def plan_claim(
                 return None
             plan.writable[block] = _owner_at(state, item, owner, place)
             continue
-        tokens = held.tokens[place * bytes_each : (place + 1) * bytes_each]
-        content = (_owner_at(state, item, owner, place), place, tokens)
+        content = (_owner_at(state, item, owner, place), place, path.to(place), path.to(place + 1))
         if (block not in shared and block not in limbo) or block in taken or shared.get(block, content) != content:
             return None
         plan.shared[block] = content
@@ -144,7 +144,38 @@ def source_fits(state: CacheState, plan: Plan, limbo: set[int], shared: dict[int
         return True
     if 0 < copy.source <= state.pool.num_blocks and state.pool.published[copy.source]:
         return len(plan.listed) * state.block_tokens == plan.sealed and _follows(state, copy.source, plan.listed)
-    return copy.source in limbo or copy.source in shared
+    content = shared.get(copy.source)
+    if content is None:
+        return copy.source in limbo
+    # Both must stand after the same blocks: a listed block is held by no more than those that hold the one before it.
+    place = plan.sealed // state.block_tokens
+    return content[1] == place and (place == 0 or content[2] == Path(state, plan.claim).to(place))
+
+
+class Path:
+    """Digests of the first blocks of a claimed sequence, and of the root of the tree that the last one of them would be
+    listed in. What is never listed is told apart."""
+
+    def __init__(self, state: CacheState, item: Claim) -> None:
+        self._state, self._item = state, item
+        self._size = state.index.block_bytes
+        self._border = whole_blocks(state, item.prefix)
+        root = item.root if item.prefix is None or not self._border else item.prefix.root
+        self._begin(root, 0)
+
+    def _begin(self, root: bytes, place: int) -> None:
+        flag = bytes([self._item.no_store])
+        self._hash = hashlib.blake2b(flag, key=root, digest_size=16, person=b"tessera-path")
+        self._place, self._is_below = place, place >= self._border
+
+    def to(self, place: int) -> bytes:
+        """The digest of the blocks before `place`, which may not be smaller than at the call before."""
+        item, tokens = self._item, self._item.held.tokens
+        if item.prefix is not None and place > self._border and not self._is_below:
+            self._begin(tail_key(self._state, item.root, item.prefix, self._border, tokens), self._border)
+        self._hash.update(tokens[self._place * self._size : place * self._size])
+        self._place = place
+        return self._hash.digest()
 
 
 def _owner_at(state: CacheState, item: Claim, owner: int, place: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Content = tuple[int, int, bytes]  # owner, place in the sequence (-1: only copied from), packed tokens
+# Owner, place in the sequence (-1: only copied from), digests of the path before it and with it (`claim_plans.Path`).
+Content = tuple[int, int, bytes, bytes]
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ def _take(state: CacheState, plans: list[Plan], credit: set[int], claimed: Claim
         (again if copy.source in before else fresh.setdefault(plan.owner, [])).append(copy.source)
         before.add(copy.source)
         if copy.source not in claimed.writable:
-            claimed.shared.setdefault(copy.source, (plan.owner, -1, b""))
+            claimed.shared.setdefault(copy.source, (plan.owner, -1, b"", b""))
     for owner, blocks in fresh.items():
         run = np.array(blocks, np.intp)
         leave_limbo(state, run, owner)

@@ -86,11 +86,15 @@ def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None)
     lease.num_published = depth + 1
 
 
-def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockRun) -> Replacement:
-    """Puts published blocks into the table, for its own, which nobody has listed; those wait."""
+def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockRun) -> Replacement | None:
+    """Puts published blocks into the table, for its own, which nobody has listed; those wait. A block that is listed
+    itself, since a sequence that shares it was first, stays and is held no second time."""
     first = lease.num_published
-    place = slice(first, first + len(existing))
-    state.pool.hold(existing)
-    session.deferred.append(Deferred(state.revision, lease.lease_id, lease.table[place].copy()))
-    lease.table[place] = existing
+    own = lease.table[first : first + len(existing)]
+    differs = own != existing
+    if not differs.any():
+        return None
+    state.pool.hold(existing[differs])
+    session.deferred.append(Deferred(state.revision, lease.lease_id, own[differs]))
+    lease.table[first : first + len(existing)] = existing
     return Replacement(lease.lease_id, first, to_wire(existing))

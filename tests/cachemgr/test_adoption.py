@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,6 +160,53 @@ def test_a_block_that_may_be_written_is_claimed_once() -> None:
     rig.report(session=fine.session)
     assert rig.manager.snapshot().free_blocks == free + 1
     rig.check()
+
+
+def test_branches_whose_beginning_is_listed_by_another_keep_what_they_share() -> None:
+    """Two branches share blocks that are not listed, the first of which another sequence has in the index: the block
+    after it is listed by the first branch and is the second's as it is, held once for each."""
+    rig = DyingRig(num_blocks=16)
+    trunk = rig.acquire(range(1, 13))
+    rig.compute(trunk)
+    rig.report(rig.message(trunk))
+    (branch,) = rig.fork(trunk, [1], 8)
+    rig.manager.purge(TenantId("a"))
+    rig.serve(range(1, 5))
+    rig.die()
+    assert rig.manager.snapshot().indexed_blocks == 1
+    answer = rig.claim(rig.session, [trunk, branch])
+    assert all(answer.leases)
+    assert trunk.table[:2] == branch.table[:2]
+    rig.manager.finish_adoption(now_ns=0)
+    rig.check()
+    rig.report()
+    rig.check()
+    for sequence in (trunk, branch):
+        rig.finish(sequence)
+    rig.report()
+    rig.quiet()
+
+
+def test_a_block_is_shared_only_behind_the_same_tokens() -> None:
+    """A decoder that shows one sealed block in two sequences that begin differently, or under two cache keys, loses the
+    second one; behind the same tokens, in other blocks, it is shared."""
+    for kind in ("beginning", "root", "same"):
+        rig = DyingRig(num_blocks=16)
+        first = rig.acquire([1, 2, 3, 4, 5, 6, 7, 8, 9])
+        second = rig.acquire([1, 2, 3, 4, 5, 6, 7, 8, 10], no_read=True)
+        for sequence in (first, second):
+            rig.compute(sequence)
+        rig.die()
+        second.table[1] = first.table[1]
+        if kind == "beginning":
+            second.tokens[0] = 77
+        claims = [claim_of(first), claim_of(second)]
+        if kind == "root":
+            claims[1] = replace(claims[1], root=root_of("another key"))
+        answer = rig.manager.claim(rig.attach(), claims, np.zeros(0, np.int32), 0)
+        assert [bool(lease) for lease in answer.leases] == [True, kind == "same"]
+        rig.manager.finish_adoption(now_ns=0)
+        assert rig.manager.check_integrity() == []
 
 
 def test_credit_is_claimed_once() -> None:

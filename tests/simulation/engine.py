@@ -135,6 +135,8 @@ class Engine:
         for sequence, lease in zip(self.presented, answer.leases, strict=True):
             if sequence in self.running and lease:
                 sequence.lease = lease
+                if sequence.lie:  # not told yet
+                    self.world.lies.add(lease)
             elif sequence in self.running:
                 if not (
                     anew or self.scenario.quotas or self.world.lied(sequence.lease)

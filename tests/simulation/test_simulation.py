@@ -19,8 +19,6 @@ from tests.simulation.scenario import KINDS
 from tests.simulation.world import World, run
 
 BATCH = 50
-# Findings that are open: a claim after a daemon's death leaves a listed block with more holders than the one before it.
-OPEN = frozenset({662})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,19 +35,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_seeds_keep_every_invariant(batch: range) -> None:
     """No seed breaks a rule after any step, leaves a request waiting or a block held."""
     failures = []
-    for seed in batch if len(batch) == 1 else [number for number in batch if number not in OPEN]:
+    for seed in batch:
         try:
             run(seed)
         except Violation as error:
             failures.append(str(error))
     assert not failures, "\n\n".join(failures[:3])
-
-
-@pytest.mark.xfail(reason="an open finding of the core", strict=False)
-@pytest.mark.parametrize("seed", sorted(OPEN))
-def test_open_findings(seed: int) -> None:
-    """To be taken out of `OPEN` when the core is mended."""
-    run(seed)
 
 
 @pytest.mark.parametrize("seed", [3, 11, 12, 17])
