@@ -26,6 +26,7 @@ KEEP_SECONDS: Final = 1.0
 MAX_KEPT: Final = 4096
 MAX_QUESTIONS: Final = 64
 _CALL_SECONDS: Final = 5.0
+_RETURN_SECONDS: Final = 2.0  # longer than the channel pauses between two attempts to connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class DaemonAuthenticator:
     """
 
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+        self._channel = channel
         self._stub = cache_pb2_grpc.CredentialServiceStub(channel)  # type: ignore[no-untyped-call]
         self._clock = clock
         self._pepper = secrets.token_bytes(32)
@@ -82,12 +84,13 @@ class DaemonAuthenticator:
         asked = self._clock()
         try:
             request = cache_pb2.AuthenticateRequest(key=credential)
-            async with self._places:  # a flood of wrong keys must not become a flood at the daemon
-                answer = await self._stub.Authenticate(request, timeout=_CALL_SECONDS)
+            answer = await self._answer(request)
         except ValueError:  # a string that no protobuf can carry
             raise _unknown() from None
         except grpc.aio.AioRpcError as error:
             raise _translate(error) from None
+        except TimeoutError:
+            raise _away() from None
         caller = Caller(answer.tenant, answer.grant)
         keep = min(KEEP_SECONDS, answer.expires_in_seconds)
         if keep > 0:
@@ -95,6 +98,24 @@ class DaemonAuthenticator:
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return caller
+
+    async def _answer(self, request: cache_pb2.AuthenticateRequest) -> cache_pb2.AuthenticateResponse:
+        """Asks; a daemon that cannot be reached is waited for a little, since it may be back before the channel knows.
+
+        Raises TimeoutError where it is not back by then.
+        """
+        for last in (False, True):
+            try:
+                async with self._places:  # a flood of wrong keys must not become a flood at the daemon
+                    answer: cache_pb2.AuthenticateResponse = await self._stub.Authenticate(
+                        request, timeout=_CALL_SECONDS
+                    )
+                    return answer
+            except grpc.aio.AioRpcError as error:
+                if last or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.wait_for(self._channel.channel_ready(), _RETURN_SECONDS)
+        raise AssertionError("unreachable: the second attempt returns or raises")
 
 
 def _unknown() -> Unauthenticated:

@@ -170,6 +170,16 @@ async def test_while_the_daemon_is_away_calls_are_unavailable_and_health_says_so
 
 
 @async_test
+async def test_a_daemon_that_is_back_is_found_before_a_call_is_refused() -> None:
+    """The channel pauses between attempts to connect; a call that comes meanwhile waits for the next one."""
+    async with node() as here, here.channel("key-a") as channel:
+        await here.daemon.kill()
+        await eventually(lambda: not here.gateway.is_serving, seconds=2.0)
+        await here.daemon.start()
+        assert (await collect(here.stub(channel).Generate(request()))).kinds[-1] == "summary"
+
+
+@async_test
 async def test_health_can_be_watched_without_a_credential() -> None:
     """Watch tells each change, for the server and for the service by name."""
     async with node() as here, grpc.aio.insecure_channel(here.target) as channel:
