@@ -147,6 +147,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
     def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:
         if connection.session is not None:
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
+        self._owner.check_protocol(request.protocol_version)  # first: another version may say the rest in other fields
         older = request.HasField("resume") and request.resume.epoch != self._owner.epoch
         if older and self._owner.succession.orphan is not None:
             return claim(self._owner, self._sessions, self._proofs, self._handoff, connection, request)

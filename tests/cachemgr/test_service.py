@@ -167,6 +167,15 @@ def test_another_protocol_version_is_refused_with_both_numbers():
         request.protocol_version = 9
         failure = failed(await stranger.ask(attach=request), "FAILED_PRECONDITION", "9")
         assert dict(failure.metadata) == {"want": "9", "have": "1"}
+        for changes in ({"layout": None}, {"decoder_name": "\n"}, {"resume": cache_pb2.SessionResume()}):
+            other = attach_request()
+            other.protocol_version = 9
+            for field, value in changes.items():
+                other.ClearField(field)
+                if value is not None:
+                    other.MergeFrom(cache_pb2.AttachRequest(**{field: value}))
+            failure = failed(await (await rig.session()).ask(attach=other), "FAILED_PRECONDITION", "9")
+            assert dict(failure.metadata) == {"want": "9", "have": "1"}, f"whatever its {changes} is"
         await rig.attach()
 
     run(body)
