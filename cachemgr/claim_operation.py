@@ -17,7 +17,7 @@ from cachemgr.clocks import Clocks
 from cachemgr.grants import GrantSigner
 from cachemgr.ids import TenantId
 from cachemgr.keys import derive_root
-from cachemgr.links import Connection
+from cachemgr.links import Connection, Origin
 from cachemgr.operations import MAX_PRIORITY, MAX_REQUEST_ID_CHARACTERS, MAX_SAMPLE, cache_key_of
 from cachemgr.pool_owner import PoolOwner, draining_error
 from cachemgr.results import ScopeSpan
@@ -86,6 +86,8 @@ def claim(
     except TesseraError:
         sessions.take_back(link, connection)
         raise
+    leases = {item.held.lease_id: lease for item, lease in zip(claims, done.leases, strict=True)}
+    link.origin = Origin(wanted.epoch, wanted.session_id, wanted.resume_token, leases)
     for message in wanted.sequences:
         link.accepted_grants.add(message.grant)
     owner.heard(request.process_id, request.decoder_name)

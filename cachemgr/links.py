@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachemgr.grants import AcceptedGrants
-from cachemgr.ids import SessionId
+from cachemgr.ids import LeaseId, SessionId
 from tessera.cache.v1 import cache_pb2
 
 OUTBOX_MESSAGES: Final = 256
@@ -44,6 +44,17 @@ class Connection:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The session of an older daemon that a session was claimed for, as its decoder proves it, and what each of its
+    leases became (0: refused)."""
+
+    epoch: int
+    session: int
+    resume_token: bytes = field(repr=False)
+    leases: dict[LeaseId, LeaseId]
+
+
 @dataclass(eq=False, slots=True)
 class Link:
     """A session beyond the core; it outlives a broken stream.
@@ -51,6 +62,7 @@ class Link:
     connection: the stream; None while it is away
     superseded: the same decoder of the same process has attached anew
     reclaiming: it was asked for credit and has not reported since
+    origin: what it was claimed for, until its decoder has reported: the answer to the claim may have been lost
     """
 
     session: SessionId
@@ -61,3 +73,4 @@ class Link:
     accepted_grants: AcceptedGrants = field(default_factory=AcceptedGrants)
     superseded: bool = False
     reclaiming: bool = False
+    origin: Origin | None = None

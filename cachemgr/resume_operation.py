@@ -1,7 +1,8 @@
 """Attach with a resume: whose session it is, what its decoder holds, and the answer. Protobuf in, protobuf out.
 
 Invariant: a session is gone on with only by the process that proves it by its token and by the arena's nonce, as read
-through its mapping, and only in the epoch that it began in; a refusal changes nothing. Called by `service.py`.
+through its mapping, and only in the epoch that it began in or, until its decoder has reported, as the older one that it
+was claimed for; a refusal changes nothing. Called by `service.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cachemgr.ids import LeaseId, SessionId
 from cachemgr.links import Connection, Link
 from cachemgr.pool_owner import PoolOwner, draining_error
 from cachemgr.results import CopyPlan
-from cachemgr.resuming import Held, Resumed
+from cachemgr.resuming import Held, Resumed, renamed
 from cachemgr.session_fields import check_most, unpack_blocks
 from cachemgr.sessions import Sessions
 from common.errors import FailedPrecondition
@@ -47,6 +48,8 @@ def resume(
         raise FailedPrecondition("the decoder maps another arena than this daemon's", reason="ARENA_NONCE")
     check_size(wanted)
     held = [held_of(message, f"resume.sequences[{number}]") for number, message in enumerate(wanted.sequences)]
+    if link.origin is not None and wanted.epoch != owner.epoch:
+        held = renamed(held, link.origin.leases)
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
     done = manager.resume(link.session, held, credit, clocks.steady_ns())
     sessions.reconnect(link, connection)

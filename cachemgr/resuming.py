@@ -8,8 +8,8 @@ does not fit what was presented is over, and its blocks wait for the acknowledge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,6 +89,12 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
     for lease in session.leases.values():
         state.waits.enter(lease)
     return Resumed(leases, [*replacements, *done.replacements], state.revision)
+
+
+def renamed(held: Sequence[Held], leases: Mapping[LeaseId, LeaseId]) -> list[Held]:
+    """What is presented under the leases of an earlier session, under those that they became; one that was refused gets
+    a number that is no lease's."""
+    return [replace(item, lease_id=leases.get(item.lease_id) or LeaseId(-1 - n)) for n, item in enumerate(held)]
 
 
 def _checked_credit(session: Session, held: Sequence[Held], credit: BlockArray) -> set[int]:

@@ -149,7 +149,8 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
         self._owner.check_protocol(request.protocol_version)  # first: another version may say the rest in other fields
         older = request.HasField("resume") and request.resume.epoch != self._owner.epoch
-        if older and self._owner.succession.orphan is not None:
+        known = older and self._sessions.has_claimed(request.resume.epoch, SessionId(request.resume.session_id))
+        if older and not known and self._owner.succession.orphan is not None:
             return claim(self._owner, self._sessions, self._proofs, self._handoff, connection, request)
         if request.HasField("resume"):
             check_decoder(request)

@@ -64,15 +64,26 @@ class Sessions:
     def claim(self, session: SessionId, epoch: int, token: bytes, decoder_name: str, process_id: int) -> Link:
         """The session that a decoder says it comes back to. Raises FailedPrecondition where that is over, and
         PermissionDenied where it was another's; both are counted as fenced."""
-        link = self._links.get(session) if epoch == self._owner.epoch else None
+        link = self._links.get(session) if epoch == self._owner.epoch else self._claimed_for(epoch, session)
         if link is None:
             self.count_fenced()
             raise FailedPrecondition("the session is over", reason="SESSION_OVER")
         same = (link.decoder_name, link.process_id) == (decoder_name, process_id)
-        if not (hmac.compare_digest(link.resume_token, token) and same):
+        known = link.resume_token if link.origin is None or epoch == self._owner.epoch else link.origin.resume_token
+        if not (hmac.compare_digest(known, token) and same):
             self.count_fenced()
             raise PermissionDenied("the session is another decoder's, or the resume token is wrong")
         return link
+
+    def has_claimed(self, epoch: int, session: SessionId) -> bool:
+        """Whether a claim for that session of an older daemon was granted, and its decoder may not have heard so."""
+        return self._claimed_for(epoch, session) is not None
+
+    def _claimed_for(self, epoch: int, session: SessionId) -> Link | None:
+        for link in self._links.values():
+            if link.origin is not None and (link.origin.epoch, link.origin.session) == (epoch, session):
+                return link
+        return None
 
     def reconnect(self, link: Link, connection: Connection) -> None:
         """The core has resumed the session of `link`: it goes on with another stream."""
@@ -220,8 +231,9 @@ class Sessions:
             missing -= view.credit_blocks
 
     def reported(self, session: SessionId) -> None:
-        """The session has reported, so it may be asked for credit again."""
-        self._links[session].reclaiming = False
+        """The session has reported, so it may be asked for credit again, and knows who it is."""
+        link = self._links[session]
+        link.reclaiming, link.origin = False, None
 
     def close(self) -> None:
         """End every stream; for the daemon's own end."""

@@ -430,6 +430,52 @@ def test_a_death_while_it_adopts_is_survived() -> None:
     run(body)
 
 
+def test_a_claim_whose_answer_was_lost_is_answered_again() -> None:
+    """The daemon lives on and serves already; the decoder, whose stream broke, presents once more what it held under
+    the daemon before, one sequence longer meanwhile and one over: it has its session and leases. A wrong token gets
+    nothing, and once the decoder has reported, nobody goes on as the old session."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            over = await decoder.hold(client, PROMPT, 8)  # so that the numbers of the leases change with the claim
+            await client.ask(report=report_request({"lease_id": over.lease_id, "release": True}))
+            decoder.held.clear()
+            held = await decoder.hold(client, PROMPT, 8)
+            await decoder.hold(client, [9, *PROMPT], 0)
+            await decoder.hold(client, [8, *PROMPT], 0)
+            decoder.held[2].grant = b"x" * 80
+            credit = (await client.ask(report=report_request(wanted_blocks=1))).credit
+            node.kill()
+            await node.start()
+            client = SessionClient(node.internal)
+            wanted = (await client.ask(attach=decoder.resume_request(credit_blocks=credit))).attach
+            await asyncio.to_thread(return_arena, node.paths.arena_socket, wanted.arena_token, decoder.fd)
+            lost = (await client.ask(attach=decoder.resume_request(credit_blocks=credit))).attach
+            assert [bool(lease) for lease in lost.leases] == [True, True, False]
+            old = decoder.session, decoder.epoch, decoder.token
+            wrong = await SessionClient(node.internal).ask(attach=decoder.resume_request(resume_token=bytes(16)))
+            failed(wrong, "PERMISSION_DENIED")
+            del decoder.held[1]
+            held.tokens += pack_tokens([5, 6, 7])
+            held.blocks += credit
+            held.sealed_tokens = 12
+            client = SessionClient(node.internal)
+            answer = await decoder.come_back(client)
+            assert (answer.session_id, list(answer.leases)) == (lost.session_id, [lost.leases[0], 0])
+            now = await node.snapshot()
+            assert (now.leases, now.credit_blocks, now.quarantined_blocks, now.indexed_blocks) == (1, 0, 0, 3)
+            assert await node.violations() == []
+            await client.ask(applied_revision=now.revision, report=report_request())
+            decoder.session, decoder.epoch, decoder.token = old
+            failed(await SessionClient(node.internal).ask(attach=decoder.resume_request()), "SESSION_OVER")
+            assert (await node.snapshot()).leases == 1
+            decoder.close()
+
+    run(body)
+
+
 def test_a_damaged_journal_is_no_journal() -> None:
     """With its header torn, the daemon starts empty: a decoder that comes back has lost its session."""
 

@@ -6,7 +6,7 @@ says; its blocks are free only when its process cannot write them any more. Call
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from cachemgr.ids import LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
 from cachemgr.recovery import recover
 from cachemgr.results import Waiting
+from cachemgr.resuming import renamed
 from common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, TesseraError
 from common.tokens import pack_tokens
 from tests.simulation import messages
@@ -42,6 +43,8 @@ class Stream:
     is_superseded: bool = False
     is_reclaiming: bool = False
     last_operation: Any = None
+    claimed_for: tuple[int, SessionId] = (0, SessionId(0))  # epoch and session, until the decoder has reported
+    renamed: dict[LeaseId, LeaseId] = field(default_factory=dict)
 
 
 class SimDaemon:
@@ -142,6 +145,7 @@ class SimDaemon:
                 self.world.invariants.stayed_unpublished(unlisted)
                 if stream is not None:
                     stream.is_reclaiming = False
+                    stream.claimed_for = (0, SessionId(0))
                 self._say(
                     f"grants {done.credit.tolist()}"
                     + "".join(
@@ -254,20 +258,28 @@ class SimDaemon:
         return messages.Attached(stream.session, self.epoch)
 
     def _resume(self, stream: Stream, operation: messages.Attach, wanted: messages.Resume) -> messages.Attached:
+        held = [item.held for item in wanted.held]
         if wanted.epoch != self.epoch:
-            return self._claim(stream, operation, wanted)
-        old = next((item for item in self.streams.values() if item.session == wanted.session), None)
-        if old is None:
+            origin = (wanted.epoch, wanted.session)
+            old = next((item for item in self.streams.values() if item.claimed_for == origin), None)
+            if old is None:
+                return self._claim(stream, operation, wanted)
+            held = renamed(held, old.renamed)
+            self._say(f"claimed session {old.session} for {operation.decoder} before")
+        else:
+            old = next((item for item in self.streams.values() if item.session == wanted.session), None)
+        if old is None or old.session is None:
             raise FailedPrecondition("the session is over", reason="SESSION_OVER")
         if not old.is_broken:
             self._silence(old)
-        self._say(f"hears what is held of session {wanted.session}: {[item.held.lease_id for item in wanted.held]}")
+        self._say(f"hears what is held of session {old.session}: {[item.lease_id for item in held]}")
         credit = np.array(wanted.credit, np.int32)
-        done = self.manager.resume(wanted.session, [item.held for item in wanted.held], credit, self.kernel.now_ns)
+        done = self.manager.resume(old.session, held, credit, self.kernel.now_ns)
         del self.streams[old.link.number]
         stream.session, stream.decoder, stream.process_id = old.session, operation.decoder, operation.process_id
+        stream.claimed_for, stream.renamed = old.claimed_for, old.renamed
         self._say(f"goes on with session {stream.session}: leases {done.leases}, {len(done.replacements)} replaced")
-        return messages.Attached(wanted.session, self.epoch, done)
+        return messages.Attached(old.session, self.epoch, done)
 
     # ---- life and death
 
@@ -308,6 +320,8 @@ class SimDaemon:
         self._say(f"leases what {operation.decoder} claims: {done.leases}, as session {session}")
         stream.session, stream.decoder, stream.process_id = session, operation.decoder, operation.process_id
         self.claimed[operation.process_id] = session
+        stream.claimed_for = (wanted.epoch, wanted.session)
+        stream.renamed = {item.held.lease_id: lease for item, lease in zip(wanted.held, done.leases, strict=True)}
         for item, lease in zip(wanted.held, done.leases, strict=True):
             if item.no_store and lease:
                 self.not_stored.add(lease)
