@@ -26,11 +26,14 @@ from tests.e2e.rig import START_SECONDS, Node
 
 SLOW = ["step_delay=0.02", "poison_on_free=1"]
 JITTER_SECONDS = 0.03  # a little more than a step
+GIVEN_UP_SECONDS = 4.0  # after the death of whom it was for, work ends
+LASTING_TOKENS = 400  # at 20 ms each, at least
 VICTIMS = {"gateway": "gateway", "decoder": "decoder-0", "daemon": "cachemgr", "client": "client"}
 BY_DEFAULT = {
     ("gateway", "queued"), ("gateway", "prefill"), ("gateway", "copy"), ("gateway", "evict"),
     ("decoder", "copy"), ("client", "queued"), ("client", "prefill"),
 }  # fmt: skip
+PAIRED = ("queued", "prefill", "copy", "seal")
 CELLS = [
     pytest.param(
         victim, moment, id=f"{victim}-{moment.name}",
@@ -60,6 +63,14 @@ def mortal(shared_mortal: Node) -> Iterator[Node]:
 def descriptors(node: Node, process: str) -> int:
     """How many files a process has open."""
     return len(os.listdir(f"/proc/{node.processes[process].pid}/fd"))
+
+
+def lasting(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The same request with an answer that takes longer than anybody waits for it to be given up."""
+    longer = pb.GenerateRequest()
+    longer.CopyFrom(request)
+    longer.stopping.max_tokens = LASTING_TOKENS
+    return longer
 
 
 def strike(node: Node, victim: str, prompts: Prompts) -> None:
@@ -99,26 +110,27 @@ def test_a_death_costs_what_it_must_and_no_more(
     warm = prompts.tokens(3 * B + 5)
     mortal.generate(make_request(warm, new=1))
     requests = moment.load(prompts, warm)
+    sent = [lasting(request) for request in requests] if victim in ("gateway", "client") else requests
     neighbour = make_request(prompts.tokens(B), new=60)
     before, open_files = mortal.quiet(), descriptors(mortal, "cachemgr")
     bystanders, calls = [], []
     if victim == "client":
-        mortal.processes["client"] = client_process(mortal, requests, tmp_path)
+        mortal.processes["client"] = client_process(mortal, sent, tmp_path)
         mortal.processes["client"].start()
         poll(lambda: "sent" in mortal.processes["client"].text(), within=60, what="the client has sent its requests")
         bystanders = [mortal.background(neighbour)]
     else:
-        calls = [mortal.background(request) for request in requests]
+        calls = [mortal.background(request) for request in sent]
     poll(lambda: moment.reached(mortal, before, mortal.admin.snapshot()), within=30, what=f"the moment: {moment.name}")
     strike(mortal, victim, prompts)
     if victim == "client":
         assert "[[" not in mortal.processes.pop("client").text() or not requests, "positive control: it was not done"
         check_calls(solo, [neighbour], bystanders, lost=False)
     if victim != "daemon":  # a daemon that is not there can say nothing
-        poll(lambda: not mortal.busy(), within=20, what="nothing is held for what was lost")
+        poll(lambda: not mortal.busy(), within=GIVEN_UP_SECONDS, what="nothing is held for what was lost")
     revive(mortal, victim)
     if victim != "client":
-        check_calls(solo, requests, calls, lost=victim != "daemon")
+        check_calls(solo, sent, calls, lost=victim != "daemon")
     mortal.quiet()
     if not moment.evicts:
         again = make_request([*warm, *prompts.tokens(2)], new=3)
@@ -133,6 +145,42 @@ def test_a_death_costs_what_it_must_and_no_more(
             lambda: descriptors(mortal, "cachemgr") <= open_files + 2, within=20,
             what=f"the cache manager holds {open_files} descriptors again",
         )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(moment, id=moment.name) for moment in MOMENTS if moment.name in PAIRED],
+)
+@pytest.mark.parametrize("other", ["gateway", "client"])
+def test_the_daemon_and_another_die_together(
+    mortal: Node, solo: Solo, prompts: Prompts, tmp_path: Path, other: str, moment: Moment
+) -> None:
+    """What the dead gateway or client had asked for is given up by the decoder while no cache manager hears of it: the
+    next one adopts nothing that nobody wants, and what was warm is a hit."""
+    warm = prompts.tokens(3 * B + 5)
+    mortal.generate(make_request(warm, new=1))
+    before = mortal.quiet()
+    client = client_process(mortal, [lasting(request) for request in moment.load(prompts, warm)], tmp_path)
+    mortal.processes["client"] = client
+    client.start()
+    poll(lambda: moment.reached(mortal, before, mortal.admin.snapshot()), within=60, what=f"the moment: {moment.name}")
+    order = [other, "daemon"] if prompts.random.random() < 0.5 else ["daemon", other]
+    for victim in order:
+        strike(mortal, victim, prompts)
+    for victim in reversed(order):
+        if victim != "client":
+            mortal.processes[VICTIMS[victim]].start()
+    revived = make_request(prompts.tokens(B), new=4)
+    solo.check(revived, mortal.again(revived))
+    poll(lambda: not mortal.busy(), within=GIVEN_UP_SECONDS, what="nothing is held for what was lost")
+    mortal.processes.pop("client").kill()
+    mortal.quiet()
+    if not moment.evicts:
+        again = make_request([*warm, *prompts.tokens(2)], new=3)
+        hit = mortal.generate(again)
+        assert hit.cached_tokens == len(warm)
+        solo.check(again, hit)
 
 
 @pytest.mark.parametrize(
@@ -162,5 +210,5 @@ def test_a_client_that_dies_as_it_asks(mortal: Node, solo: Solo, prompts: Prompt
     client.start()
     poll(lambda: "sent" in client.text(), within=60, what="the client has sent its requests")
     client.kill()
-    poll(lambda: not mortal.busy(), within=20, what="nothing is held for the dead client")
+    poll(lambda: not mortal.busy(), within=GIVEN_UP_SECONDS, what="nothing is held for the dead client")
     solo.probe(mortal)

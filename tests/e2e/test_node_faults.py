@@ -118,12 +118,12 @@ def test_a_stranger_of_another_version_is_refused_alone(slow_node: Node, neighbo
     with open_sync_channel(unix_target(slow_node.paths.cachemgr_socket)) as channel:
         for version in (0, PROTOCOL_VERSION + 1, 2**32 - 1):
             attach = cache_pb2.AttachRequest(protocol_version=version, decoder_name="stranger", process_id=os.getpid())
-            attach.layout.num_layers = 1
+            attach.layout.num_layers = 1  # which alone would be refused as well
             request = cache_pb2.SessionRequest(sequence=1, attach=attach)
             code, answer = session_call(slow_node, channel, request.SerializeToString())
             assert code is None
             failure = cache_pb2.SessionResponse.FromString(answer).failure
-            assert failure.code, "it is refused"
+            assert dict(failure.metadata) == {"want": str(version), "have": str(PROTOCOL_VERSION)}
     assert [session.session for session in slow_node.admin.sessions()] == before
 
 
