@@ -24,7 +24,7 @@ WINDOW = 16
 def windowed(tiny_model: Path) -> Iterator[Node]:
     """A slow node that lets a sample run a little ahead of its reader, with short leases."""
     options = ["--threads", "1", "--window-tokens", str(WINDOW), "--lease-seconds", "2", "--grace-seconds", "2"]
-    with Node(tiny_model, faults=["step_delay=0.01"], options=options) as node:
+    with Node(tiny_model, faults=["step_delay=0.02"], options=options) as node:
         yield node
         node.quiet()
 
