@@ -90,3 +90,17 @@ class KvLayout:
         fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
         text = f"{self.dtype.value}/{self.quantization}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()
+
+
+def quantized_scale_offset(num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int) -> int:
+    """Bytes of one-byte elements at the start of a quantised block, `[layer][k|v][kv_head][token][head_dim]`.
+
+    The scales follow them, float32 `[layer][k|v][kv_head][token]`, so that a page of elements keeps its power-of-two
+    alignment and a block stays one contiguous run. A multiple of 16 for every head size that is.
+    """
+    return num_layers * 2 * num_kv_heads * block_tokens * head_dim
+
+
+def quantized_block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int) -> int:
+    """Bytes of a quantised block with its scales: (head_dim + 4) bytes a token, head and plane."""
+    return quantized_scale_offset(num_layers, num_kv_heads, head_dim + 4, block_tokens)

@@ -1,0 +1,1 @@
+"""Whole blocks overwritten with zeros, or with NaN, before another owner gets them: `scrub` in `triton.py`."""

@@ -1,0 +1,61 @@
+"""Plain torch oracles of the paged operations, float64 on gathered rows. They share no code with the kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    causal: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [tokens, heads, dim] are the last of the context [length, kv_heads, dim]; also log2 of the weights' sums."""
+    tokens, heads, _ = queries.shape
+    length, kv_heads, _ = keys.shape
+    group = heads // kv_heads
+    k = keys.double().repeat_interleave(group, dim=1)
+    v = values.double().repeat_interleave(group, dim=1)
+    logits = torch.einsum("qhd,khd->hqk", queries.double(), k) * scale
+    if soft_cap:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    row = torch.arange(length - tokens, length, device=queries.device)[:, None]
+    column = torch.arange(length, device=queries.device)[None, :]
+    hidden = (column > row) if causal else torch.zeros_like(column > row)
+    if window:
+        hidden |= column <= row - window
+    logits = logits.masked_fill(hidden, -math.inf)
+    return torch.einsum("hqk,khd->qhd", logits.softmax(-1), v), logits.logsumexp(-1).T / math.log(2)
+
+
+def norm_rotate(
+    x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, norm: torch.Tensor | None
+) -> torch.Tensor:
+    """x [tokens, heads, dim]: root mean square norm, then rotation of the first 2 * cosines.shape[1] elements."""
+    x = x.double()
+    if norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.double()
+    half = cosines.shape[1]
+    c, s = cosines.double()[positions.long()][:, None], sines.double()[positions.long()][:, None]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
+
+
+def quantize(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row."""
+    peak = 127.0 if kind == torch.int8 else 448.0
+    scale = x.float().abs().amax(-1) / peak
+    y = torch.where(scale[..., None] > 0, x.float() / scale.clamp_min(1e-30)[..., None], 0.0)
+    return (y.round() if kind == torch.int8 else y).to(kind), scale
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative L2 error; NaN anywhere counts as infinite."""
+    error = (got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)
+    return math.inf if not torch.isfinite(error) else float(error)

@@ -1,0 +1,99 @@
+"""Every GPU kernel compiled ahead, without a GPU: nothing spills, shared memory suffices, matrix units are used.
+
+The table of all numbers: `python -m bench.gpu_resources`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("compiling needs a process without the interpreter", allow_module_level=True)
+
+from bench.gpu_cases import TARGETS, Case, all_cases, decode_case, main_cases, prefill_case, small_cases, write_case
+from bench.gpu_resources import BLOCK_SHARED, Resources, machine_code, measure
+from decoder.kernels.gpu import FLOAT8, FLOAT8_BITS, INT8
+from decoder.kernels.paged_decode.triton import choose_config
+
+DEFAULT = [
+    *(case for target in TARGETS for case in main_cases(target)),
+    *small_cases("90"),
+    prefill_case("90", 256),
+    prefill_case("90", 80),
+    prefill_case("90", kind=FLOAT8),
+    decode_case("90", kind=FLOAT8),
+    decode_case("80", kind=FLOAT8_BITS),
+    decode_case("90", kind=INT8, rows=64),
+    decode_case("90", 256, windowed=True, soft_cap=True),
+    write_case("90", kind=FLOAT8),
+]
+FAST = {case.name for case in DEFAULT}
+ALL = [case for target in TARGETS for case in all_cases(target) if case.name not in FAST]
+
+
+def hold(case: Case) -> Resources:
+    """No spills, and shared memory within the chip."""
+    resources = measure(case)
+    assert resources.spilled == 0
+    assert resources.shared <= BLOCK_SHARED[case.target]
+    return resources
+
+
+@pytest.mark.parametrize("case", DEFAULT, ids=lambda case: case.name)
+def test_kernels_fit_the_chip(case: Case) -> None:
+    """The main shapes, for every target."""
+    hold(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+def test_all_kernels_fit_the_chip(case: Case) -> None:
+    """Every head size, element type, stored type, block size and row block, for every target."""
+    hold(case)
+
+
+def test_a_kernel_that_does_not_fit_is_seen() -> None:
+    """Control: a block of rows that is too large for its warps spills, and one with too many stages is too large."""
+    with pytest.raises(AssertionError, match="spilled"):
+        hold(_changed(prefill_case("80"), warps=4))
+    with pytest.raises(AssertionError, match="shared"):
+        hold(_changed(decode_case("80"), stages=7))
+
+
+def test_prefill_uses_the_wide_matrix_units() -> None:
+    """On Hopper warp-group products in the machine code, on Blackwell those of its tensor memory."""
+    assert re.search(r"\bHGMMA\.64x\d+x16\.F32\.BF16", machine_code(prefill_case("90")))
+    assert "tcgen05.mma" in measure(prefill_case("100")).assembly
+
+
+def test_tiles_are_loaded_ahead() -> None:
+    """Keys and values are copied asynchronously, with more than one tile under way; without stages they are not."""
+    for case in (prefill_case("90"), prefill_case("80"), decode_case("90"), decode_case("80")):
+        assert re.search(r"cp\.async\.c[ag]\.shared", measure(case).assembly)
+        assert re.search(r"cp\.async\.wait_group\s+(0x)?[1-9]", measure(case).assembly)
+    assert "cp.async" not in measure(_changed(decode_case("90"), stages=1)).assembly
+
+
+def test_rows_are_loaded_sixteen_bytes_at_a_time() -> None:
+    """Pages are read with the widest loads there are, whatever lies in them."""
+    for case in (decode_case("90"), prefill_case("90", 80), decode_case("90", kind=FLOAT8)):
+        assert re.search(
+            r"cp\.async\.c[ag]\.shared\.global(\.L2::\w+)?\s+\[[^\]]*\],\s*\[[^\]]*\],\s*0x10", measure(case).assembly
+        )
+
+
+def test_the_programs_of_a_decode_fit_at_once() -> None:
+    """As many blocks as the persistent grid counts on are resident on one multiprocessor."""
+    for target in ("80", "90", "100"):
+        case = decode_case(target)
+        wanted = choose_config(int(target), 128, 2).programs
+        assert measure(case).warps_resident >= wanted * case.warps
+
+
+def _changed(case: Case, **values: int) -> Case:
+    """The case with other launch parameters."""
+    return replace(case, **values)  # type: ignore[arg-type]

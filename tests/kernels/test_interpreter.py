@@ -1,0 +1,32 @@
+"""Starts the tests of `interpreted/` under Triton's interpreter, which has to be chosen before triton is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_kernels_equal_their_oracles_under_the_interpreter(file: str, request: pytest.FixtureRequest) -> None:
+    """Every test of the file passes in a process of its own; on a GPU they are collected as they stand as well."""
+    marks = request.config.getoption("markexpr") or "not gpu"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", marks, str(FOLDER / file)]
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_the_folder_is_not_collected_without_the_interpreter_or_a_device() -> None:
+    """Where kernels cannot run, pytest finds nothing there, instead of failing or skipping one by one."""
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", str(FOLDER)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
