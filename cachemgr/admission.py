@@ -7,213 +7,203 @@ never matched; a lease that cannot be had changes nothing. Called by `manager.py
 
 from __future__ import annotations
 
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
 from cachemgr import kept
-from cachemgr.ids import SessionId, TenantId
-from cachemgr.keys import ROOT_BYTES
+from cachemgr.asks import Ask
+from cachemgr.ids import BlockRun, SessionId
+from cachemgr.kept_book import KeptBranch
 from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
-from cachemgr.leases import Lease, to_wire
+from cachemgr.leases import Lease, Session, to_wire
+from cachemgr.nodes import NO_BLOCKS
+from cachemgr.radix import Match
 from cachemgr.relief import relieve
-from cachemgr.results import Acquired, CopyPlan, ScopeSpan, Waiting
+from cachemgr.results import Acquired, CopyPlan, Waiting
 from cachemgr.sharing import wait_for_prefix
 from cachemgr.state import CacheState
-from common.errors import InvalidArgument, ResourceExhausted
+from common.errors import ResourceExhausted
 from common.layout import TOKEN_BYTES
 
-MAX_PRIORITY: Final = 100
-MAX_REQUEST_ID: Final = 256
+
+class _Beginning(NamedTuple):
+    """Where a lease would begin: `found` in the index, or `held` by the kept branch that it continues, as a `Start`.
+
+    key, prefix_blocks: of the tree of what comes after so many blocks of a wider scope
+    """
+
+    key: bytes
+    prefix_blocks: int
+    found: Match
+    held: kept.Start | None
+
+    @property
+    def blocks(self) -> BlockRun:
+        return self.found.blocks if self.held is None else self.held.blocks
 
 
-def acquire(
-    state: CacheState,
-    session_id: SessionId,
-    *,
-    tenant: TenantId,
-    root: bytes,
-    tokens: bytes,
-    request_id: str,
-    sample: int,
-    no_read: bool,
-    no_store: bool,
-    resumed: bool,
-    priority: int,
-    ttl_ns: int,
-    prefix: ScopeSpan | None,
-    may_wait: bool,
-    base: bytes = b"",
-    base_tokens: int = 0,
-    will_keep: bool = False,
-    now_ns: int,
-) -> Acquired | Waiting:
+class _Need(NamedTuple):
+    """What a lease takes beside what it shares: `fresh` blocks, `wider` of them for a scope; `num_idle` of the shared
+    ones are cached now. `source` (0: none) has `num_tail_tokens` tokens to copy."""
+
+    fresh: int
+    wider: int
+    num_idle: int
+    source: int
+    num_tail_tokens: int
+    source_room: int
+
+
+def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | Waiting:
     """See `CacheManager.acquire`."""
     session = state.book.session(session_id)
-    asked, continued = tokens, b""
-    branch = kept.find(state, tenant, base, now_ns, root) if base else None
-    if branch is not None:
-        continued = kept.base_of(state, branch, base_tokens)
-        tokens = continued + asked
-        prefix = kept.span_of(state, branch, len(continued) // TOKEN_BYTES) or prefix
-    _validate(tenant, root, tokens, request_id, sample, priority)
-    if ttl_ns < 0:
-        raise InvalidArgument("ttl", "allowed is 0 and more")
-    if will_keep and not resumed:
-        kept.refuse_more(state, state.known_owner(tenant), 1)
-    if prefix is not None:
-        _validate_prefix(prefix, tokens)
-    num_tokens = len(tokens) // TOKEN_BYTES
-    total = -(-num_tokens // state.block_tokens)
-    pool, index = state.pool, state.index
-    if total > pool.num_blocks:
-        raise ResourceExhausted(
-            f"{total} blocks are needed and the pool has {pool.num_blocks}",
-            subject="blocks",
-            needed=total,
-            usable=pool.num_blocks,
-            reason="EXCEEDS_POOL",
-        )
-    prefix_blocks = 0 if prefix is None else whole_blocks(state, prefix)
-    key = root
-    if prefix is not None and prefix_blocks:
-        key = tail_key(state, root, prefix, prefix_blocks, tokens)
-    if no_read:
-        found = NO_MATCH
-    elif prefix is not None and prefix_blocks:
-        found = match(state, tenant, key, prefix, prefix_blocks, tokens, num_tokens - 1)
-    else:
-        known = index.forest.trees.get((state.known_owner(tenant), root))
-        found = NO_MATCH if known is None else index.match(known, tokens, num_tokens - 1)
-    blocks, source, rest = found.blocks, found.source, found.num_tail_tokens
-    num_published, store = len(blocks), not no_store
-    start = None
-    if branch is not None and not no_read and kept.lies_in(branch, key, prefix_blocks):
-        start = kept.longer(state, branch, found, len(continued) // TOKEN_BYTES, num_tokens - 1)
-    if start is not None:
-        blocks, source, rest, num_published = start.blocks, start.source, start.num_tail_tokens, start.num_published
-        store = store and start.store
-    elif may_wait and not no_read:
-        waiting = wait_for_prefix(state, session, tenant, key, prefix, tokens, found, (request_id, sample))
+    branch, continued, ask = None, b"", asked
+    if asked.base:
+        branch = kept.find(state, asked.tenant, asked.base, asked.now_ns, asked.root)
+        continued = kept.base_of(state, branch, asked.base_tokens)
+        span = kept.span_of(state, branch, len(continued) // TOKEN_BYTES)
+        ask = asked._replace(tokens=continued + asked.tokens, prefix=span or asked.prefix)
+    ask.check()
+    if ask.will_keep and not ask.resumed:
+        kept.refuse_more(state, state.known_owner(ask.tenant), 1)
+    num_blocks = -(-ask.num_tokens // state.block_tokens)
+    _refuse_beyond_pool(state, num_blocks)
+    begin = _find(state, ask, branch, len(continued) // TOKEN_BYTES)
+    if begin.held is None and ask.may_wait and not ask.no_read:
+        request = (ask.request_id, ask.sample)
+        waiting = wait_for_prefix(state, session, ask.tenant, begin.key, ask.prefix, ask.tokens, begin.found, request)
         if waiting is not None:
             return waiting
-    fresh = total - len(blocks)
-    num_idle = 0 if start is not None else pool.count_idle(blocks)
-    owner = state.known_owner(tenant)
-    shared = max(0, prefix_blocks - len(blocks)) if prefix is not None else 0
-    room = state.room_for(owner) - num_idle
-    left = state.quotas.left(owner, num_idle)
-    source_room = int(start is None and source != 0 and pool.references[source] == 1)
-    if fresh > room - source_room or fresh - shared > left - source_room:
-        # The source of the copy may be the very block that is missing: then its tokens are computed again.
-        source = rest = source_room = 0
-    if (fresh > room and relieve(state, fresh - room, asking=owner, besides=blocks, last=branch)) or (
-        fresh - shared > left
-        and relieve(state, fresh - shared - left, asking=owner, besides=blocks, last=branch, own=True)
-    ):
-        return acquire(
-            state,
-            session_id,
-            tenant=tenant,
-            root=root,
-            tokens=asked,
-            request_id=request_id,
-            sample=sample,
-            no_read=no_read,
-            no_store=no_store,
-            resumed=resumed,
-            priority=priority,
-            ttl_ns=ttl_ns,
-            prefix=prefix,
-            may_wait=False,
-            base=base,
-            base_tokens=base_tokens,
-            will_keep=will_keep,
-            now_ns=now_ns,
-        )
-    state.quotas.check(owner, fresh - shared, num_idle + source_room)
-    state.require(fresh, room - source_room)
+    need = _need(state, ask, begin, num_blocks)
+    if _relieved(state, ask, begin, need, branch):
+        return acquire(state, session_id, asked._replace(may_wait=False))  # what was found may be gone
+    state.quotas.check(state.known_owner(ask.tenant), need.fresh - need.wider, need.num_idle + need.source_room)
+    state.require(need.fresh, _room(state, ask, need) - need.source_room)
+    return _grant(state, session, ask, begin, need, continued)
 
-    owner = state.owner_of(tenant)
-    pool.hold_published(blocks, num_idle)
-    if source:
-        pool.hold_one(source)
-    index.use(found, priority, state.expiry(ttl_ns))
-    if prefix is not None and shared:
-        wider = state.allocate(shared, state.owner_of(prefix.owner))
-        new = np.concatenate((wider, state.allocate(fresh - shared, owner)))
-    else:
-        new = state.allocate(fresh, owner)
-    if prefix is None or not prefix_blocks:
-        tree, prefix_tree = index.forest.tree(owner, root), None
-    else:
-        tree, prefix_tree = trees_of(state, owner, root, key, prefix, prefix_blocks)
+
+def _refuse_beyond_pool(state: CacheState, num_blocks: int) -> None:
+    most = state.pool.num_blocks
+    if num_blocks > most:
+        raise ResourceExhausted(
+            f"{num_blocks} blocks are needed and the pool has {most}",
+            subject="blocks",
+            needed=num_blocks,
+            usable=most,
+            reason="EXCEEDS_POOL",
+        )
+
+
+def _find(state: CacheState, ask: Ask, branch: KeptBranch | None, num_base: int) -> _Beginning:
+    """The longest beginning of the sequence that can be shared. Changes nothing."""
+    limit, prefix = ask.num_tokens - 1, ask.prefix
+    prefix_blocks = whole_blocks(state, prefix)
+    key, found = ask.root, NO_MATCH
+    if prefix is not None and prefix_blocks:
+        key = tail_key(state, ask.root, prefix, prefix_blocks, ask.tokens)
+        if not ask.no_read:
+            found = match(state, ask.tenant, key, prefix, prefix_blocks, ask.tokens, limit)
+    elif not ask.no_read:
+        tree = state.index.forest.trees.get((state.known_owner(ask.tenant), ask.root))
+        if tree is not None:
+            found = state.index.match(tree, ask.tokens, limit)
+    held = None
+    if branch is not None and not ask.no_read and kept.lies_in(branch, key, prefix_blocks):
+        held = kept.longer(state, branch, found, num_base, limit)
+    return _Beginning(key, prefix_blocks, found, held)
+
+
+def _need(state: CacheState, ask: Ask, begin: _Beginning, num_blocks: int) -> _Need:
+    """What the lease takes. The source of its copy may be the very block that is missing: then it has none, and those
+    tokens are computed again."""
+    pool, held, blocks = state.pool, begin.held, begin.blocks
+    fresh = num_blocks - len(blocks)
+    wider = max(0, begin.prefix_blocks - len(blocks))
+    num_idle = 0 if held is not None else pool.count_idle(blocks)
+    if held is not None:
+        return _Need(fresh, wider, 0, held.source, held.num_tail_tokens, 0)
+    source, rest = begin.found.source, begin.found.num_tail_tokens
+    source_room = int(source != 0 and pool.references[source] == 1)
+    need = _Need(fresh, wider, num_idle, source, rest, source_room)
+    left = state.quotas.left(state.known_owner(ask.tenant), num_idle)
+    if source_room and (fresh > _room(state, ask, need) - 1 or fresh - wider > left - 1):
+        return need._replace(source=0, num_tail_tokens=0, source_room=0)
+    return need
+
+
+def _room(state: CacheState, ask: Ask, need: _Need) -> int:
+    return state.room_for(state.known_owner(ask.tenant)) - need.num_idle
+
+
+def _relieved(state: CacheState, ask: Ask, begin: _Beginning, need: _Need, branch: KeptBranch | None) -> bool:
+    """Whether kept branches had to give way for the lease, and did."""
+    owner = state.known_owner(ask.tenant)
+    missing = need.fresh - _room(state, ask, need)
+    if missing > 0 and relieve(state, missing, asking=owner, besides=begin.blocks, last=branch):
+        return True
+    missing = need.fresh - need.wider - state.quotas.left(owner, need.num_idle)
+    return missing > 0 and relieve(state, missing, asking=owner, besides=begin.blocks, last=branch, own=True)
+
+
+def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, need: _Need, continued: bytes) -> Acquired:
+    pool, index, blocks, held, prefix = state.pool, state.index, begin.blocks, begin.held, ask.prefix
+    owner = state.owner_of(ask.tenant)
+    pool.hold_published(blocks, need.num_idle)
+    if need.source:
+        pool.hold_one(need.source)
+    index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
+    new = state.allocate(need.fresh - need.wider, owner) if not need.wider else NO_BLOCKS
+    if prefix is not None and need.wider:
+        wider = state.allocate(need.wider, state.owner_of(prefix.owner))
+        new = np.concatenate((wider, state.allocate(need.fresh - need.wider, owner)))
+    tree, prefix_tree = trees_of(state, owner, ask.root, begin.key, prefix, begin.prefix_blocks)
     table = np.concatenate((blocks, new)) if len(blocks) else new
-    copy = CopyPlan(source, int(new[0]), rest) if source else None
+    copy = CopyPlan(need.source, int(new[0]), need.num_tail_tokens) if need.source else None
     whole_tokens = len(blocks) * state.block_tokens
     lease = Lease(
         lease_id=state.book.next_lease_id(),
         session_id=session.session_id,
-        tenant=tenant,
+        tenant=ask.tenant,
         owner=owner,
         tree=tree,
-        request_id=request_id,
-        sample=sample,
-        tokens=bytearray(tokens),
+        request_id=ask.request_id,
+        sample=ask.sample,
+        tokens=bytearray(ask.tokens),
         table=table,
-        num_blocks=total,
-        num_published=num_published,
+        num_blocks=len(table),
+        num_published=len(blocks) if held is None else held.num_published,
         sealed=whole_tokens,
-        granted=whole_tokens + rest,
+        granted=whole_tokens + need.num_tail_tokens,
         copy=copy,
-        store=store,
-        priority=priority,
-        granted_ns=now_ns,
-        root=root,
+        store=not ask.no_store and (held is None or held.store),
+        priority=ask.priority,
+        granted_ns=ask.now_ns,
+        root=ask.root,
         prefix_tree=prefix_tree,
-        prefix_blocks=prefix_blocks,
-        ttl_ns=ttl_ns,
+        prefix_blocks=begin.prefix_blocks,
+        ttl_ns=ask.ttl_ns,
     )
     state.book.add(lease)
-    if num_tokens - lease.granted >= state.block_tokens:
+    if ask.num_tokens - lease.granted >= state.block_tokens:
         state.waits.enter(lease)
-    state.events.add(
-        "lease_granted",
-        now_ns,
-        owner,
-        session.session_id,
-        lease.lease_id,
-        num_tokens=num_tokens,
-        cached_tokens=lease.granted,
-    )
-    if not resumed:
-        state.counters.count_admission(owner, lease.granted, num_tokens)
-        wider_root = b"" if prefix is None else prefix.root
-        state.recent.add(owner, root, wider_root, prefix_blocks, tokens, lease.granted)
+    _tell(state, ask, begin, lease)
     state.revision += 1
     return Acquired(lease.lease_id, to_wire(table), lease.granted, copy, continued)
 
 
-def _validate_prefix(prefix: ScopeSpan, tokens: bytes) -> None:
-    if len(prefix.root) != ROOT_BYTES:
-        raise InvalidArgument("prefix.root", f"has {len(prefix.root)} bytes; allowed is {ROOT_BYTES}")
-    most = len(tokens) // TOKEN_BYTES
-    if not prefix.owner or not 0 <= prefix.num_tokens <= most:
-        raise InvalidArgument(
-            "prefix.num_tokens", f"is {prefix.num_tokens}; allowed are 0..{most}, the prompt's tokens"
-        )
-
-
-def _validate(tenant: TenantId, root: bytes, tokens: bytes, request_id: str, sample: int, priority: int) -> None:
-    if not tenant:
-        raise InvalidArgument("tenant", "is empty; a tenant is needed")
-    if len(root) != ROOT_BYTES:
-        raise InvalidArgument("root", f"has {len(root)} bytes; allowed is {ROOT_BYTES}")
-    if not tokens or len(tokens) % TOKEN_BYTES:
-        raise InvalidArgument("tokens", f"{len(tokens)} bytes are no packed int32 tokens; at least one is needed")
-    if not request_id or len(request_id) > MAX_REQUEST_ID:
-        raise InvalidArgument("request_id", f"allowed are 1..{MAX_REQUEST_ID} characters")
-    if sample < 0:
-        raise InvalidArgument("sample", f"is {sample}; allowed is 0 and more")
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidArgument("priority", f"is {priority}; allowed is 0..{MAX_PRIORITY}")
+def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease) -> None:
+    """Counts and logs an admission; one that was counted before is not counted again."""
+    state.events.add(
+        "lease_granted",
+        ask.now_ns,
+        lease.owner,
+        lease.session_id,
+        lease.lease_id,
+        num_tokens=ask.num_tokens,
+        cached_tokens=lease.granted,
+    )
+    if not ask.resumed:
+        state.counters.count_admission(lease.owner, lease.granted, ask.num_tokens)
+        wider_root = b"" if ask.prefix is None else ask.prefix.root
+        state.recent.add(lease.owner, ask.root, wider_root, begin.prefix_blocks, ask.tokens, lease.granted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cachemgr import admission, kept, reports, resuming, upkeep
+from cachemgr.asks import Ask
 from cachemgr.events import EventLog
 from cachemgr.ids import BlockArray, BlockRun, SessionId, TenantId
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS
@@ -157,26 +158,11 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         """
         self._state.now_ns = now_ns
         self._state.book.renew(session, now_ns)
-        return admission.acquire(
-            self._state,
-            session,
-            tenant=tenant,
-            root=root,
-            tokens=tokens,
-            request_id=request_id,
-            sample=sample,
-            no_read=no_read,
-            no_store=no_store,
-            resumed=resumed,
-            priority=priority,
-            ttl_ns=ttl_ns,
-            base=base,
-            base_tokens=base_tokens,
-            will_keep=will_keep,
-            prefix=prefix,
-            may_wait=may_wait,
-            now_ns=now_ns,
-        )
+        ask = Ask(
+            tenant, root, tokens, request_id, sample, no_read, no_store, resumed, priority, ttl_ns, base, base_tokens,
+            will_keep, prefix, may_wait, now_ns,
+        )  # fmt: skip
+        return admission.acquire(self._state, session, ask)
 
     def take_ready_waits(self) -> list[tuple[SessionId, int]]:
         """The waits (session, wait id) that are over since the last call: to be told to their sessions."""
