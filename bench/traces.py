@@ -77,6 +77,9 @@ def _admission(fields: object) -> Admission | None:
         if (fields["format"], fields.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"the header is not of {FORMAT}, version {VERSION}")
         return None
+    for name in ("time", "blocks"):
+        if name not in fields:
+            raise ValueError(f"{name}: is missing; needed are time and blocks, allowed tenant, priority, ttl_seconds")
     blocks = tuple(fields["blocks"])
     if not all(isinstance(block, int | str) for block in blocks) or len(set(blocks)) != len(blocks):
         raise ValueError("blocks: allowed are numbers and strings, each once")

@@ -12,6 +12,7 @@ from cli.admin_plain import as_plain
 from cli.admin_pool import list_command
 from cli.admin_tenant_tables import show_groups, show_keys, show_tenants
 from cli.client import whole
+from cli.errors import EXIT_USAGE, CommandError
 from tessera.admin.v1 import admin_pb2
 
 MAX_UINT64 = 2**64 - 1
@@ -96,7 +97,7 @@ def _list_keys(client: AdminClient, options: argparse.Namespace) -> int:
 
 def _create_tenant(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("CreateTenant", admin_pb2.CreateTenantRequest(tenant=options.tenant))
-    text = f"tenant {answer.tenant} exists; give it a key: tessera admin create-key {answer.tenant}"
+    text = f"tenant {answer.tenant} created; give it a key: tessera admin create-key {answer.tenant}"
     return print_answer(options, answer, text)
 
 
@@ -107,6 +108,9 @@ def _update_tenant(client: AdminClient, options: argparse.Namespace) -> int:
         value = getattr(options, option)
         if value is not None:
             setattr(request, field, value)
+    if not request.ListFields()[1:]:
+        known = ", ".join(f"--{name}" for name in fields.values())
+        raise CommandError(f"there is nothing to change; give one of {known}", EXIT_USAGE)
     answer = client.call("UpdateTenant", request)
     return print_answer(options, answer, f"the quota of tenant {options.tenant} is changed")
 
@@ -138,7 +142,7 @@ def _revoke_key(client: AdminClient, options: argparse.Namespace) -> int:
 def _create_group(client: AdminClient, options: argparse.Namespace) -> int:
     request: Any = admin_pb2.CreateGroupRequest(group=options.group, tenants=options.members)
     answer = client.call("CreateGroup", request)
-    return print_answer(options, answer, f"group {options.group} exists, with {len(options.members)} members")
+    return print_answer(options, answer, f"group {options.group} created, with {len(options.members)} members")
 
 
 def _update_group(client: AdminClient, options: argparse.Namespace) -> int:

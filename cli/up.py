@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.client import DEFAULT_ENDPOINT
-from cli.errors import CommandError
+from cli.errors import EXIT_USAGE, CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
@@ -53,6 +53,8 @@ def state_directory(arguments: Sequence[str]) -> Iterator[list[str]]:
     if EPHEMERAL not in arguments:
         yield []
         return
+    if any(flag.partition("=")[0] == "--state-dir" for flag in arguments):
+        raise CommandError(f"{EPHEMERAL} makes a state directory of its own; leave it or --state-dir out", EXIT_USAGE)
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
         yield ["--state-dir", folder]
 

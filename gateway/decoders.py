@@ -248,11 +248,20 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
             stream.push(update)
 
 
+# Fields of the internal protocol that stand for one of the client's.
+_PUBLIC_FIELDS: Final = {"base_tokens": "session.num_tokens", "base_handle": "session.handle"}
+
+
 def _failure(failed: decode_pb2.RequestFailed) -> TesseraError:
+    message, metadata = failed.message, dict(failed.metadata)
+    field = metadata.get("field", "")
+    if field in _PUBLIC_FIELDS:
+        metadata["field"] = _PUBLIC_FIELDS[field]
+        message = message.replace(f"{field}:", f"{metadata['field']}:", 1)
     return make_error(
         code_of(failed.code),
-        failed.message,
+        message,
         reason=failed.reason,
-        metadata=failed.metadata,
+        metadata=metadata,
         retry_after_seconds=failed.retry_after_nanoseconds / 1e9 if failed.retry_after_nanoseconds else None,
     )

@@ -129,3 +129,11 @@ def test_the_command_makes_and_replays_a_trace(tmp_path: Path, capsys: pytest.Ca
     for arguments in ([], ["--trace", str(tmp_path / "none")], ["--trace", str(path), "--policy", "magic"]):
         with pytest.raises(SystemExit):
             main(arguments)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    """Which field is missing, and what a line may have."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"time": 1}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="blocks: is missing; needed are time and blocks"):
+        read_trace(path)

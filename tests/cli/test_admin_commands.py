@@ -267,6 +267,13 @@ def test_text_becomes_tokens_by_the_gateway(
     assert "there is no token id" in capsys.readouterr().err
 
 
+def test_an_update_of_nothing_is_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """A quota is changed only where an option says to what."""
+    assert main(["admin", "tenants", "update", "acme", *node.flags]) == 2
+    assert "give one of --floor, --ceiling, --pins, --weight" in capsys.readouterr().err
+    assert node.admin.asked == []
+
+
 def test_scopes_of_an_explanation_exclude_each_other(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     """A prompt begins in one scope."""
     assert main(["admin", "explain", "--tokens", "1", "--public", "3", "--group", "g", *node.flags]) == 2

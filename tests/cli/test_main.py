@@ -56,6 +56,8 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         ["probe"],
         ["probe", "--target", "x", "--timeout", "0"],
         ["bench", "no-such-benchmark"],
+        ["up", "--ephemeral", "--state-dir", "here"],
+        ["up", "--ephemeral", "--state-dir=here"],
     ],
 )
 def test_bad_input_ends_with_status_2_and_a_message(

@@ -205,6 +205,23 @@ FAILURES: list[tuple[dict[str, Any], grpc.StatusCode, list[Any]]] = [
 ]
 
 
+@async_test
+async def test_a_refusal_speaks_of_the_clients_own_fields() -> None:
+    """What the internal protocol calls otherwise has its public name, in the text and in the details."""
+    async with node() as here, here.channel() as channel:
+        here.decoder.failure = decode_pb2.RequestFailed(
+            code=3,
+            reason="INVALID_ARGUMENT",
+            message="base_tokens: is 9; allowed is 1..4",
+            metadata={"field": "base_tokens"},
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(here.stub(channel).Generate(request()))
+        assert caught.value.details() == "session.num_tokens: is 9; allowed is 1..4"
+        bad = details_of(caught.value, error_details_pb2.BadRequest)
+        assert [violation.field for violation in bad.field_violations] == ["session.num_tokens"]
+
+
 @pytest.mark.parametrize(("failure", "code", "kinds"), FAILURES)
 def test_a_failure_of_the_decoder_keeps_its_code_and_details(
     failure: dict[str, Any], code: grpc.StatusCode, kinds: list[Any]
