@@ -32,7 +32,7 @@ DEFAULT = [
     write_case("90", kind=FLOAT8),
 ]
 FAST = {case.name for case in DEFAULT}
-ALL = [case for target in TARGETS for case in all_cases(target) if case.name not in FAST]
+ALL = [case for target in ("80", "90", "100") for case in all_cases(target) if case.name not in FAST]
 
 
 def hold(case: Case) -> Resources:
@@ -52,7 +52,7 @@ def test_kernels_fit_the_chip(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_all_kernels_fit_the_chip(case: Case) -> None:
-    """Every head size, element type, stored type, block size and row block, for every target."""
+    """Every head size, element type, stored type, block size and row block, for NVIDIA's targets."""
     hold(case)
 
 

@@ -33,16 +33,16 @@ class DecodeConfig:
 
 
 def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16) -> DecodeConfig:
-    """Launch parameters by chip and row block, so that nothing spills and shared memory suffices."""
+    """Launch parameters by chip and row block, so that nothing spills; raises Internal where none are known."""
     columns = power_of_two(head_dim)
+    if rows * columns > (32 * 128 if itemsize == 4 else 128 * 128) or (columns > 128 and rows > 32):
+        raise Internal(f"{rows} rows of {columns} columns of {itemsize} bytes have no decode; prefill takes them")
     if itemsize == 4:
-        if rows * columns > 32 * 128:
-            raise Internal(f"float32 with {rows} rows of {columns} columns has no decode; prefill takes them")
         return DecodeConfig(16, 8, 2, 1) if columns > 128 else DecodeConfig(32 if rows == 16 else 16, 4, 2, 1)
-    if columns > 128 and rows > 32:
-        return DecodeConfig(16, 8, 2, 1)
-    if columns > 128 or (rows > 32 and capability < 90):
-        return DecodeConfig(32, 8 if rows > 32 else 4, 2, 1)
+    if columns > 128:
+        return DecodeConfig(32, 4, 2, 1)
+    if rows > 32 and capability < 90:
+        return DecodeConfig(32, 8, 2, 1)
     if rows > 32:
         return DecodeConfig(64, 8, 2, 1)
     return DecodeConfig(64, 4, 3 if capability >= 80 else 2, 2)

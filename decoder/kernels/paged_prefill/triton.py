@@ -78,7 +78,7 @@ def choose_config(capability: int, head_dim: int, itemsize: int) -> PrefillConfi
     if itemsize == 4:
         return PrefillConfig(16, 16, 8, 1) if columns > 128 else PrefillConfig(32, 32, 8, 2)
     if capability < 90:
-        return PrefillConfig(64, 32, 8, 2) if columns > 128 else PrefillConfig(128, 32, 8, 3)
+        return PrefillConfig(64 if columns > 128 else 128, 32, 8, 3 if columns == 128 else 2)
     return PrefillConfig(128, 32, 8, 2) if columns > 128 else PrefillConfig(128, 64, 8, 3)
 
 

@@ -26,7 +26,7 @@ def make_plan(p: Paged, queries: torch.Tensor, programs: int, tile: int, window:
         query_len=queries.shape[1],
     )
     plan.partial.fill_(torch.nan)
-    plan.statistics.fill_(torch.nan)
+    plan.statistics.fill_(torch.inf)  # a maximum passes NaN over
     plan.starts.fill_(-(10**8))
     plan.ranges.fill_(-(10**8))
     plan.build(p.lengths, window)
