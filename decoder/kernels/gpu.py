@@ -49,6 +49,13 @@ def capability(device: torch.device) -> int:
     return major * 10 + minor
 
 
+def precision(queries: torch.Tensor) -> str:
+    """How products of float32 are computed: as three of TF32, or plainly where a chip has none. Others do not care."""
+    if queries.dtype != torch.float32:
+        return "tf32"
+    return "tf32x3" if torch.version.hip is None else "ieee"
+
+
 def quantization(arena: torch.Tensor, scales: torch.Tensor | None) -> int:
     """How elements are stored: NOT_QUANTIZED, INT8, FLOAT8 or FLOAT8_BITS (uint8)."""
     kinds = {torch.int8: INT8, torch.float8_e4m3fn: FLOAT8, torch.uint8: FLOAT8_BITS}

@@ -16,7 +16,16 @@ import torch
 import triton.language as tl
 
 from common.errors import Internal
-from decoder.kernels.gpu import LOG2_E, NO_WINDOW, capability, check_paged, kernel, power_of_two, scale_planes
+from decoder.kernels.gpu import (
+    LOG2_E,
+    NO_WINDOW,
+    capability,
+    check_paged,
+    kernel,
+    power_of_two,
+    precision,
+    scale_planes,
+)
 from decoder.kernels.paged_decode.combine import combine_kernel
 from decoder.kernels.paged_decode.plan import DecodePlan, tile_range
 from decoder.kernels.paged_tile import attend_tiles
@@ -218,7 +227,7 @@ def attend(
         KV_HEADS=kv_heads, GROUP=group, QUERY_LEN=query_len, ROWS=plan.rows, TILE=plan.tile,
         BLOCK_TOKENS=block_tokens, HEAD_DIM=head_dim, COLUMNS=columns, KIND=kind, SOFT_CAP=soft_cap > 0,
         CAUSAL=causal, WINDOWED=plan.window > 0, LOG_SUMS=log_sums is not None,
-        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
+        PRECISION=precision(queries),
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     combine_kernel[(batch * query_len * heads,)](

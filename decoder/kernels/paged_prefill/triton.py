@@ -24,6 +24,7 @@ from decoder.kernels.gpu import (
     check_paged,
     kernel,
     power_of_two,
+    precision,
     scale_planes,
 )
 from decoder.kernels.paged_tile import attend_tiles
@@ -229,6 +230,6 @@ def attend(
         HEADS=heads, GROUP=heads // kv_heads, PACKED=row_plan.packed, ROWS=row_plan.rows, TILE=config.tile,
         BLOCK_TOKENS=block_tokens, HEAD_DIM=head_dim, COLUMNS=power_of_two(head_dim), KIND=kind,
         SOFT_CAP=soft_cap > 0, WINDOWED=window > 0, LOG_SUMS=log_sums is not None,
-        PRECISION="tf32x3" if queries.dtype == torch.float32 else "tf32",
+        PRECISION=precision(queries),
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
