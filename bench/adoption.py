@@ -9,7 +9,6 @@ does. It needs no model.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import tempfile
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.cache_workload import BLOCK_TOKENS, ROOT, TENANT, Workload, time_calls
-from bench.setting import machine_facts, positive
+from bench.setting import machine_facts, make_pool_parser
 from bench.table import Cell, Report, quantile
 from cachemgr.ids import BlockRun
 from cachemgr.journal import IndexJournal
@@ -40,16 +39,7 @@ MIN_BLOCKS = 11_000
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tessera bench adoption",
-        description=__doc__.partition("\n")[0] if __doc__ else None,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--blocks", type=positive, default=131_072, metavar="N", help="blocks of the pool")
-    parser.add_argument("--published", type=positive, default=100_000, metavar="N", help="blocks in the index")
-    parser.add_argument("--rounds", type=positive, default=200, metavar="N", help="times that each operation runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    parser = make_pool_parser("adoption", __doc__, rounds=200)
     options = parser.parse_args(list(arguments))
     if not MIN_BLOCKS <= options.published <= options.blocks:
         parser.error(f"--published is {options.published}; allowed are {MIN_BLOCKS}..{options.blocks} (--blocks)")

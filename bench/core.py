@@ -9,13 +9,11 @@ The garbage collector runs as it does in the daemon. It needs no model.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from bench.cache_comparison import compare
 from bench.cache_workload import BLOCK_TOKENS, Workload, time_calls
-from bench.setting import machine_facts, positive
+from bench.setting import machine_facts, make_pool_parser
 from bench.table import Cell, Report, quantile
 
 EVICTED = 1000
@@ -33,16 +31,7 @@ def measure(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tessera bench core",
-        description=__doc__.partition("\n")[0] if __doc__ else None,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--blocks", type=positive, default=131_072, metavar="N", help="blocks of the pool")
-    parser.add_argument("--published", type=positive, default=100_000, metavar="N", help="blocks in the index")
-    parser.add_argument("--rounds", type=positive, default=300, metavar="N", help="times that each operation runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    parser = make_pool_parser("core", __doc__)
     options = parser.parse_args(list(arguments))
     if not MIN_PUBLISHED <= options.published <= options.blocks:
         parser.error(f"--published is {options.published}; allowed are {MIN_PUBLISHED}..{options.blocks} (--blocks)")

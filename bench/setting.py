@@ -49,6 +49,21 @@ def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def make_pool_parser(name: str, description: str | None, rounds: int = 300) -> argparse.ArgumentParser:
+    """A parser with the options of the benches that need a pool and no model."""
+    parser = argparse.ArgumentParser(
+        prog=f"tessera bench {name}",
+        description=(description or "").partition("\n")[0],
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--blocks", type=positive, default=131_072, metavar="N", help="blocks of the pool")
+    parser.add_argument("--published", type=positive, default=100_000, metavar="N", help="blocks in the index")
+    parser.add_argument("--rounds", type=positive, default=rounds, metavar="N", help="times that each operation runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    return parser
+
+
 def read_setting(namespace: argparse.Namespace) -> Setting:
     """The common options. Raises CommandError where no model can be found."""
     threads = namespace.threads or len(os.sched_getaffinity(0))

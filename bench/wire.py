@@ -8,7 +8,6 @@ Prints how long the daemon takes until it answers, round trips of an acquire, of
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from bench.setting import machine_facts, positive
+from bench.setting import machine_facts, make_pool_parser
 from bench.table import Cell, Report, quantile
 from common.arena_wire import PROTOCOL_VERSION
 from common.credentials import read_secret
@@ -92,16 +91,7 @@ class Session:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tessera bench wire",
-        description=__doc__.partition("\n")[0] if __doc__ else None,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--blocks", type=positive, default=131_072, metavar="N", help="blocks of the pool")
-    parser.add_argument("--published", type=positive, default=100_000, metavar="N", help="blocks in the index")
-    parser.add_argument("--rounds", type=positive, default=300, metavar="N", help="times that each operation runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    parser = make_pool_parser("wire", __doc__)
     options = parser.parse_args(list(arguments))
     least = PROMPT_TOKENS // BLOCK_TOKENS
     if not least <= options.published <= options.blocks - SEQUENCES * 4:

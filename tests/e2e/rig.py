@@ -215,6 +215,13 @@ class Node:
         self._stack.callback(self.admin.channel.close)
         self.inference: Any = inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
+    def await_decoders(self) -> None:
+        """Wait until every decoder is attached and the gateway is connected to it."""
+        count = self.num_decoders
+        poll(lambda: len(self.admin.sessions()) == count, within=START_SECONDS, what="every decoder is attached")
+        connected = lambda: self.log_text().count("decoder_connected") >= count  # noqa: E731
+        poll(connected, within=START_SECONDS, what="the gateway is connected to every decoder")
+
     def stop(self) -> None:
         """Ask every process to end, the gateway first, and wait."""
         for process in reversed(self.processes.values()):

@@ -19,7 +19,7 @@ from tests.e2e.client import Result, make_request
 from tests.e2e.oracle import Solo
 from tests.e2e.processes import poll
 from tests.e2e.prompts import Prompts
-from tests.e2e.rig import START_SECONDS, Node
+from tests.e2e.rig import Node
 
 B = 16
 MINUTE = 60.0
@@ -30,9 +30,7 @@ def shared_pair(tiny_model: Path) -> Iterator[Node]:
     """Two decoders of two places each on a pool of 64 blocks, slow enough that several requests need both."""
     options = ["--threads", "1", "--max-batch", "2"]
     with Node(tiny_model, pool_blocks=64, decoders=2, options=options, faults=["step_delay=0.01"]) as node:
-        poll(lambda: len(node.admin.sessions()) == 2, within=START_SECONDS, what="both decoders are attached")
-        connected = lambda: node.log_text().count("decoder_connected") >= 2  # noqa: E731
-        poll(connected, within=START_SECONDS, what="the gateway is connected to both decoders")
+        node.await_decoders()
         yield node
 
 

@@ -28,9 +28,7 @@ def shared_pair(tiny_model: Path) -> Iterator[Node]:
     """Two decoders that prefill a block in a slow step, on a pool of 192 blocks."""
     options = ["--threads", "1", "--max-batch", "4", "--chunk-tokens", str(B)]
     with Node(tiny_model, pool_blocks=192, decoders=2, options=options, faults=["step_delay=0.03"]) as node:
-        poll(lambda: len(node.admin.sessions()) == 2, within=START_SECONDS, what="both decoders are attached")
-        connected = lambda: node.log_text().count("decoder_connected") >= 2  # noqa: E731
-        poll(connected, within=START_SECONDS, what="the gateway is connected to both decoders")
+        node.await_decoders()
         yield node
 
 

@@ -26,9 +26,7 @@ def shared_pair(tiny_model: Path) -> Iterator[Node]:
     """Two slow decoders on a pool of 64 blocks."""
     options = ["--threads", "1", "--max-batch", "4"]
     with Node(tiny_model, pool_blocks=64, decoders=2, options=options, faults=["step_delay=0.02"]) as node:
-        poll(lambda: len(node.admin.sessions()) == 2, within=START_SECONDS, what="both decoders are attached")
-        connected = lambda: node.log_text().count("decoder_connected") >= 2  # noqa: E731
-        poll(connected, within=START_SECONDS, what="the gateway is connected to both decoders")
+        node.await_decoders()
         yield node
 
 
