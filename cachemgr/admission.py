@@ -19,6 +19,7 @@ from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
 from cachemgr.leases import Lease, Session, to_wire
 from cachemgr.nodes import NO_BLOCKS
 from cachemgr.radix import Match
+from cachemgr.reach import refuse_beyond_reach
 from cachemgr.relief import relieve
 from cachemgr.results import Acquired, CopyPlan, Waiting
 from cachemgr.sharing import wait_for_prefix
@@ -78,8 +79,11 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     need = _need(state, ask, begin, num_blocks)
     if _relieved(state, ask, begin, need, branch):
         return acquire(state, session_id, asked._replace(may_wait=False))  # what was found may be gone
-    state.quotas.check(state.known_owner(ask.tenant), need.fresh - need.wider, need.num_idle + need.source_room)
-    state.require(need.fresh, _room(state, ask, need) - need.source_room)
+    owner, room = state.known_owner(ask.tenant), _room(state, ask, need) - need.source_room
+    state.quotas.check(owner, need.fresh - need.wider, need.num_idle + need.source_room)
+    if need.fresh > room:
+        refuse_beyond_reach(state, owner, need.fresh, begin.blocks)
+    state.require(need.fresh, room)
     return _grant(state, session, ask, begin, need, continued)
 
 

@@ -153,8 +153,8 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         With `may_wait` the answer is `Waiting`, and no lease, where a sequence that may share with this one computes
         at least one block more of the prompt now: ask again when `take_ready_waits` has it, or without `may_wait`.
 
-        Raises ResourceExhausted (EXCEEDS_POOL: can never fit; POOL_FULL: not now; TOO_MANY_KEPT), NotFound
-        (BRANCH_NOT_FOUND), InvalidArgument, FailedPrecondition.
+        Raises ResourceExhausted (EXCEEDS_POOL: can never fit; EXCEEDS_USABLE: nor with today's floors and pins;
+        POOL_FULL: not now; TOO_MANY_KEPT), NotFound (BRANCH_NOT_FOUND), InvalidArgument, FailedPrecondition.
         """
         self._state.now_ns = now_ns
         self._state.book.renew(session, now_ns)

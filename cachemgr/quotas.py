@@ -106,6 +106,10 @@ class Quotas:
                 total += idle - self._spare(other, floor)
         return total
 
+    def floors_besides(self, owner: int) -> dict[int, int]:
+        """The floors of all others that have one."""
+        return {other: floor for other, floor in self._floors.items() if other != owner}
+
     def above_floor(self, owner: int) -> int:
         """How many blocks an owner has above its floor; all of them without one."""
         return max(0, self._charged.get(owner, 0) - self._floors.get(owner, 0))

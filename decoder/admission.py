@@ -1,9 +1,13 @@
 """Who waits and who is being admitted. Owns the queue's order and the acquires that are on their way.
 
-Invariant: nobody overtakes, but for those who wait for a prefix that another sequence computes: these keep their rank
-and hold up nobody. Acquires are asked for by rank and answered in order; where one finds the pool full, what the ones
-behind it were granted meanwhile goes back, and the queue stands until there may be room. Used by the scheduler; it
-holds no block and sends nothing.
+Invariant: nobody overtakes, with two exceptions, and who is passed keeps its rank. One that waits for a prefix that
+another sequence computes holds up nobody. And where the head finds the pool full `PATIENCE` times in a row while the
+decoder runs nothing, so that none of its own sequences will make room, up to `MAX_PASSES` behind it are tried, one
+after the other; then the head is asked for first again, and the count begins anew with whatever was admitted or left.
+
+Acquires are asked for by rank and answered in order; where one finds the pool full, what the ones behind it were
+granted meanwhile goes back, and the queue stands until there may be room. Used by the scheduler; it holds no block and
+sends nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from decoder.prefix_waits import PrefixWaits
 from decoder.sequence import Sequence, SequenceId, SequenceState
 
 MAX_ACQUIRES: Final = 4  # on their way at once, so that a burst is admitted in few steps
+PATIENCE: Final = 16  # refusals of an idle decoder's head: at the loop's pace for retries some 0.8 s
+MAX_PASSES: Final = 8
 
 
 def rank_of(sequence: Sequence) -> tuple[int, int, int]:
@@ -32,6 +38,9 @@ class AdmissionQueue:
         self.in_flight: deque[Sequence] = deque()
         self._full_for: Sequence | None = None  # the head of the queue that the pool had no room for
         self._out_of_turn = 0  # acquires in flight behind one that found the pool full
+        self._refusals = 0  # of the head, since anything was admitted or left
+        self._passing: list[Sequence] = []  # may be tried before the head, still to be asked for
+        self._passer: Sequence | None = None  # one of them that was asked for last; alone while it is in flight
 
     def add(self, sequence: Sequence) -> None:
         """A sequence waits at its rank: a preempted one comes before all that arrived later."""
@@ -45,19 +54,36 @@ class AdmissionQueue:
         if sequence is self._full_for:
             self._full_for = None
 
-    def next(self) -> Sequence | None:
+    def next(self, *, is_idle: bool = False) -> Sequence | None:
         """The sequence to acquire blocks for now, if any; ACQUIRING until `answered`. Those that are paused or wait for
-        a prefix are passed by."""
+        a prefix are passed by. `is_idle`: nothing runs in this decoder."""
         if self._out_of_turn or len(self.in_flight) >= MAX_ACQUIRES:
             return None
-        waits = self.waits
-        head = next((item for item in self.waiting if not item.paused and not waits.is_waiting(item)), None)
-        if head is None or head is self._full_for:
+        if self._passer is not None and self._passer in self.in_flight:
             return None
-        self.waiting.remove(head)
-        head.state = SequenceState.ACQUIRING
-        self.in_flight.append(head)
-        return head
+        self._passer = None if self.in_flight else self._next_passing()
+        chosen = self._passer or next(filter(self._is_ready, self.waiting), None)
+        if chosen is not None and chosen is self._full_for:
+            if not is_idle or self._refusals < PATIENCE or self.in_flight:
+                return None
+            self._refusals = 0
+            self._passing = [item for item in self.waiting if item is not chosen and self._is_ready(item)][:MAX_PASSES]
+            chosen = self._passer = self._next_passing()
+        if chosen is not None:
+            self.waiting.remove(chosen)
+            chosen.state = SequenceState.ACQUIRING
+            self.in_flight.append(chosen)
+        return chosen
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        return not sequence.paused and not self.waits.is_waiting(sequence)
+
+    def _next_passing(self) -> Sequence | None:
+        while self._passing:
+            sequence = self._passing.pop(0)
+            if sequence.state is SequenceState.WAITING and self._is_ready(sequence):
+                return sequence
+        return None
 
     def answered(self, sequence_id: SequenceId) -> tuple[Sequence, bool]:
         """The oldest acquire was answered: its sequence, and whether it is in turn (else a grant goes back).
@@ -77,10 +103,11 @@ class AdmissionQueue:
         self.add(sequence)
 
     def full(self, sequence: Sequence, *, in_turn: bool) -> None:
-        """The pool had no room: the sequence keeps its place, and nobody passes it."""
+        """The pool had no room: the sequence keeps its place, and nobody passes it for now."""
         self.add(sequence)
-        if in_turn:
+        if in_turn and sequence is not self._passer:
             self._full_for = sequence
+            self._refusals += 1
             self._out_of_turn = len(self.in_flight)
 
     def recall(self) -> None:
@@ -90,12 +117,16 @@ class AdmissionQueue:
                 self.add(sequence)
         self.waits.clear()
         self.in_flight.clear()
-        self._full_for = None
-        self._out_of_turn = 0
+        self._reset()
 
     def retry(self) -> None:
         """There may be room again."""
         self._full_for = None
+
+    def moved(self) -> None:
+        """As `retry`, since a sequence was admitted, or has left."""
+        self._full_for = None
+        self._refusals = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -107,5 +138,9 @@ class AdmissionQueue:
         self.waits.clear()
         self.waiting.clear()
         self.in_flight.clear()
-        self._full_for = None
-        self._out_of_turn = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._full_for = self._passer = None
+        self._passing = []
+        self._out_of_turn = self._refusals = 0

@@ -6,7 +6,8 @@ is never preempted for another. Called by the engine. A pure function of its sta
 randomness, and sends nothing.
 
 Rank is (priority, arrival, sample). Order is by rank alone: nobody overtakes a waiting request of the same priority,
-whatever is cached; only one that waits for a prefix that may be shared with it, and is being computed, is passed.
+whatever is cached; passed are only one that waits for a prefix that may be shared with it, and is being computed, and
+one that finds the pool full again and again while nothing runs here (`admission.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Scheduler:
         """The sequence to acquire blocks for now, if any: while the next step has prefill tokens to spare."""
         if self.free_places < 1 or self._hold or not self._has_prefill_room():
             return None
-        return self.queue.next()
+        return self.queue.next(is_idle=not self.running and not self.forking)
 
     def admit(
         self, sequence: Sequence, lease: LeaseId, blocks: IntArray, cached_tokens: int, copy: CopyPlan | None
@@ -100,12 +101,12 @@ class Scheduler:
         """An acquire was granted in turn: `blocks` cover all known tokens, the first `cached_tokens` are computed."""
         sequence.hold(lease, blocks, cached_tokens, sequence.num_tokens, copy)
         self.queue.waits.forget(sequence)
-        self.queue.retry()
+        self.queue.moved()
         insort(self.running, sequence, key=rank_of)
 
     def room_changed(self) -> None:
         """Blocks went back to the daemon."""
-        self.queue.retry()
+        self.queue.moved()
         self.credit.room_changed()
 
     @property

@@ -93,7 +93,11 @@ class QuotaMachine(RuleBasedStateMachine):
                 assert ceiling
                 assert charged - idle + needed > ceiling
             else:
-                assert error.reason == "POOL_FULL"
+                # Waiting helps unless the others' floors keep too much, whoever ends.
+                kept = sum(
+                    min(idle, self.quotas[other].floor_blocks) for other, (_, idle) in before.items() if other != tenant
+                )
+                assert error.reason == ("POOL_FULL" if needed <= NUM_BLOCKS - kept else "EXCEEDS_USABLE")
                 mine = sum(
                     idle if other == tenant else max(0, min(idle, charged - self.quotas[other].floor_blocks))
                     for other, (charged, idle) in before.items()

@@ -59,13 +59,13 @@ def test_without_a_floor_the_flood_takes_its_share() -> None:
 
 
 def test_a_floor_is_refused_to_others_with_numbers() -> None:
-    """A request that would need what a floor keeps finds the pool full, and is told what can be had."""
+    """A request that would need what a floor keeps is told what can be had, and that waiting will not help."""
     rig = Rig(num_blocks=16)
     rig.manager.set_quota(A, Quota(floor_blocks=10))
     prompts(rig, "a", range(5))
     with pytest.raises(ResourceExhausted) as caught:
         rig.acquire(range(7 * B), tenant="b")
-    assert (caught.value.reason, caught.value.needed, caught.value.usable) == ("POOL_FULL", 7, 6)
+    assert (caught.value.reason, caught.value.needed, caught.value.usable) == ("EXCEEDS_USABLE", 7, 6)
     rig.finish(rig.acquire(range(6 * B), tenant="b"))
     rig.finish(rig.acquire(range(9000, 9000 + 16 * B - 6 * B), tenant="a"))  # its own floor is no limit to itself
     rig.quiet()

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import Aborted
+from cachemgr.ids import TenantId
+from cachemgr.quotas import Quota
+from cachemgr.results import Acquired, SequenceReport
+from common.errors import Aborted, ResourceExhausted
+from common.tokens import pack_tokens
+from decoder.admission import PATIENCE
 from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed
 from decoder.inprocess import InProcessClient
 from tests.decoder.rig import BLOCK_TOKENS, Node, greedy_oracle, prompt_of, request, solo
@@ -79,6 +84,77 @@ def test_late_answers_let_nobody_overtake() -> None:
         assert node.sink.tokens[number, 0] == greedy_oracle(prompt, count)
     snapshot = node.manager.snapshot()
     assert (snapshot.hits, snapshot.misses) == (0, 3), "each request is counted once"
+    node.assert_quiet()
+
+
+def reserve(node: Node, how: str) -> None:
+    """Five of the node's blocks are kept for another tenant: by its floor, by a pin, or (the control) not at all."""
+    manager, name, root = node.manager, TenantId("other"), b"o" * 32
+    tokens = pack_tokens(np.array(prompt_of(5 * BLOCK_TOKENS, seed=99), np.int32))
+    session = manager.attach(decoder_name="decoder-9", process_id=2, now_ns=0)
+    lease = manager.acquire(session, tenant=name, root=root, tokens=tokens, request_id="other", sample=0, now_ns=0)
+    assert isinstance(lease, Acquired)
+    done = SequenceReport(lease.lease_id, sealed_tokens=5 * BLOCK_TOKENS, release=True)
+    manager.report(session, [done], returned=np.zeros(0, np.int32), wanted=0, applied_revision=0, now_ns=0)
+    manager.detach(session, process_dead=True, now_ns=0)
+    assert manager.snapshot().cached_blocks == 5
+    manager.set_quota(name, Quota(floor_blocks=5 * (how == "floor"), pin_blocks=5))
+    if how == "pin":
+        assert manager.pin(name, root=root, tokens=tokens, now_ns=0).num_blocks == 5
+
+
+@pytest.mark.parametrize("length", [2 * BLOCK_TOKENS, 18 * BLOCK_TOKENS])
+@pytest.mark.parametrize("how", ["floor", "pin", "none"])
+def test_what_floors_and_pins_leave_bounds_a_sequence_and_stops_nobody(how: str, length: int) -> None:
+    """One that outgrows what is left, or a prompt that is larger at once, ends with numbers, and those behind it are
+    served. Without floor and pin the same request is served to its end."""
+    node = Node(num_blocks=20)
+    reserve(node, how)
+    count = 19 * BLOCK_TOKENS - length
+    node.submit(request(0, prompt_of(length), max_tokens=count))
+    for number in (1, 2):
+        node.submit(request(number, prompt_of(6, seed=number)))
+    node.finish(0, 1, 2)
+    for number in (1, 2):
+        assert node.sink.tokens[number, 0] == greedy_oracle(prompt_of(6, seed=number), 8)
+    told = node.sink.tokens.get((0, 0), [])
+    assert told == greedy_oracle(prompt_of(length), count)[: len(told)]
+    if how == "none":
+        assert len(told) == count
+    else:
+        error = node.sink.failed[0]
+        assert isinstance(error, ResourceExhausted)
+        assert (error.reason, error.usable) == ("EXCEEDS_USABLE", 15)
+        assert error.needed == max(16, -(-length // BLOCK_TOKENS))
+        assert len(told) == max(0, 15 * BLOCK_TOKENS - length + 1)
+    if how == "pin":
+        node.manager.unpin(node.manager.list_pins().items[0].pin)
+    node.assert_quiet()
+
+
+def test_a_head_that_others_keep_out_does_not_stop_an_idle_decoder() -> None:
+    """Blocks that a stopped decoder may still write let a large prompt wait; small ones behind it are served, and it is
+    served once the blocks are back."""
+    node = Node(num_blocks=20)
+    stopped = node.manager.attach(decoder_name="decoder-9", process_id=2, now_ns=0)
+    node.manager.acquire(
+        stopped, tenant=TenantId("other"), root=b"o" * 32, tokens=bytes(4 * 5 * BLOCK_TOKENS), request_id="other",
+        sample=0, now_ns=0,
+    )  # fmt: skip
+    node.manager.detach(stopped, process_dead=False, now_ns=0)
+    node.submit(request(0, prompt_of(17 * BLOCK_TOKENS)))
+    for number in range(1, 4):
+        node.submit(request(number, prompt_of(6, seed=number)))
+    for tries in range(PATIENCE):
+        assert not node.sink.cached, tries
+        node.step(4)
+        node.engine._loop._next_retry_ns = 0  # time passes
+    node.until(lambda: all(node.sink.done(number) for number in range(1, 4)))
+    assert not node.sink.done(0)
+    node.manager.process_gone(stopped)
+    node.engine._loop._next_retry_ns = 0
+    node.finish(0)
+    assert node.sink.tokens[0, 0] == greedy_oracle(prompt_of(17 * BLOCK_TOKENS), 8)
     node.assert_quiet()
 
 

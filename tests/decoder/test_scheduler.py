@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder.admission import MAX_ACQUIRES, AdmissionQueue
+from decoder.admission import MAX_ACQUIRES, MAX_PASSES, PATIENCE, AdmissionQueue
 from decoder.credit import LEAN_STEPS, SLACK_BLOCKS, Credit
 from decoder.scheduler import HOLD_STEPS, Plan, Scheduler
 from decoder.sequence import LeaseId, Sequence, SequenceId, SequenceState
@@ -255,6 +255,59 @@ def test_a_full_pool_stops_the_queue_until_there_may_be_room() -> None:
     assert queue.next() is None
     queue.retry()
     assert [queue.next(), queue.next()] == [first, second]
+
+
+def test_an_idle_decoder_tries_others_when_its_head_finds_no_room_again_and_again() -> None:
+    """After so many refusals in a row a few behind the head are tried, one at a time; then the head comes first again.
+    While anything runs nobody passes."""
+    queue = AdmissionQueue()
+    sequences = [make(number, 3) for number in range(1, MAX_PASSES + 4)]
+    for sequence in sequences:
+        queue.add(sequence)
+    head, others = sequences[0], sequences[1:]
+
+    def refuse_head(is_idle: bool) -> None:
+        queue.retry()
+        assert queue.next(is_idle=is_idle) is head
+        refuse(queue, head)
+
+    for _ in range(PATIENCE - 1):
+        refuse_head(is_idle=True)
+        assert queue.next(is_idle=True) is None
+    refuse_head(is_idle=True)
+    assert queue.next(is_idle=False) is None
+    passed = others[:MAX_PASSES]
+    for place, sequence in enumerate(passed):
+        assert queue.next(is_idle=True) is sequence
+        assert queue.next(is_idle=True) is None, "one at a time"
+        if place % 2:
+            refuse(queue, sequence)
+        else:
+            assert queue.answered(sequence.sequence_id) == (sequence, True)
+            queue.moved()  # as when it is admitted
+    refuse_head(is_idle=True)
+    assert queue.next(is_idle=True) is None, "patience begins anew"
+    assert queue.waiting[0] is head
+
+
+def test_one_that_may_pass_and_ends_or_pauses_is_left_out() -> None:
+    """A cancelled or paused one is not tried; with nobody left the head is asked for as before."""
+    queue = AdmissionQueue()
+    head, gone, paused, last = sequences = [make(number, 3) for number in range(1, 5)]
+    for sequence in sequences:
+        queue.add(sequence)
+    for _ in range(PATIENCE):
+        queue.retry()
+        assert queue.next(is_idle=True) is head
+        refuse(queue, head)
+    paused.paused = True
+    assert queue.next(is_idle=True) is gone
+    refuse(queue, gone)
+    queue.discard(last)
+    last.state = SequenceState.FINISHED
+    assert queue.next(is_idle=True) is None
+    queue.retry()
+    assert queue.next(is_idle=True) is head
 
 
 def test_prompts_are_admitted_when_the_next_step_can_begin_them() -> None:

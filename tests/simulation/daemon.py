@@ -198,6 +198,8 @@ class SimDaemon:
                 if not (self.world.scenario.fail_allocation or self.world.scenario.quotas or self.manager.adopting):
                     judge.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
                 self._reclaim(session, error.needed - error.usable, from_asking=True)
+            elif error.reason == "EXCEEDS_USABLE":
+                judge.may_be_refused_for_good(-(-len(tokens) // self.world.scenario.block_tokens), request.owner)
             raise
         judge.kept_floors(before, request.owner)
         if isinstance(answer, Waiting):

@@ -177,7 +177,8 @@ class Engine:
         if isinstance(answer, TesseraError):
             if sequence.state == FINISHED:
                 return
-            if isinstance(answer, ResourceExhausted) and self.world.may_fit(sequence.request, len(sequence.tokens)):
+            may_fit = isinstance(answer, ResourceExhausted) and answer.reason != "EXCEEDS_USABLE"
+            if may_fit and self.world.may_fit(sequence.request, len(sequence.tokens)):
                 self.is_full = True
                 self._wait(sequence)
             elif isinstance(answer, Unavailable):  # a new daemon that waits for its decoders

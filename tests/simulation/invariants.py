@@ -133,6 +133,14 @@ class Invariants:
         if num_blocks <= pool.num_free + pool.num_cached:
             raise Violation(f"{num_blocks} blocks were refused; {pool.num_free} are free, {pool.num_cached} cached")
 
+    def may_be_refused_for_good(self, num_blocks: int, owner: int) -> None:
+        """9: an acquire of so many blocks was refused for good: pins and the floors of others must keep too many."""
+        quotas = self._world.scenario.quotas
+        floors = sum(quota.floor_blocks for number, quota in enumerate(quotas, 1) if number != owner)
+        pinned = len({int(block) for pin in self._state.pins.values() for block in pin.blocks})
+        if num_blocks <= self._state.pool.num_blocks - floors - pinned:
+            raise Violation(f"{num_blocks} blocks were refused for good; floors keep {floors}, pins {pinned}")
+
     def may_write(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
         """3, and fencing: a block is written by one who holds it alone, or lies in the quarantine of the writer."""
         if self._world.daemon.is_dead:
