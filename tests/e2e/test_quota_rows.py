@@ -4,6 +4,7 @@ floor whole, over-quota is an answer with numbers, and nothing of one tenant's i
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -15,7 +16,7 @@ from tessera.admin.v1 import admin_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 from tests.e2e.client import make_request
 from tests.e2e.oracle import Solo
-from tests.e2e.processes import poll
+from tests.e2e.processes import patience, poll
 from tests.e2e.prompts import Prompts
 from tests.e2e.rig import Node
 
@@ -140,6 +141,45 @@ def test_growth_above_a_ceiling_ends_that_stream_with_numbers(
     assert brought == alone[: len(brought)]
     assert beside.result().token_ids == alone[:100]
     assert small.serve(tokens) == 2 * B - 1
+    node.quiet()
+
+
+@pytest.mark.parametrize("length", [2 * B, 30 * B])
+@pytest.mark.parametrize("how", ["floor", "pin", "none"])
+def test_what_others_floors_and_pins_keep_stops_nobody(
+    node: Node, solo: Solo, prompts: Prompts, tenants: tuple[Tenant, Tenant], how: str, length: int
+) -> None:
+    """A stream that outgrows what is left, or a prompt that is larger at once, ends with numbers within seconds; the
+    small requests of both tenants behind it are served. Without floor and pin the same request is served whole."""
+    calm, big = tenants
+    calm.set(floor_blocks=5 * (how == "floor"), pin_blocks=5)
+    kept = prompts.tokens(5 * B)
+    calm.serve(kept)
+    if how == "pin":
+        pin = node.admin.call("PinPrefix", admin_pb2.PinPrefixRequest(tenant=calm.name, token_ids=kept))
+        assert pin.pinned_blocks == 5
+    request = make_request(prompts.tokens(length), new=31 * B - length)
+    begun = time.monotonic()
+    running = node.background(request, key=big.key)
+    small = [make_request(prompts.tokens(B), new=4) for _ in range(4)]
+    beside = [node.background(item, key=(calm, big)[place % 2].key) for place, item in enumerate(small)]
+    if how == "none":
+        solo.check(request, running.result())
+    else:
+        with pytest.raises(grpc.RpcError) as caught:
+            running.result()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        needed = str(max(28, length // B))
+        expected = {"reason": "EXCEEDS_USABLE", "subject": "blocks", "needed": needed, "usable": "27"}
+        assert expected.items() <= numbers_of(caught.value).items()
+        assert time.monotonic() - begun < patience(20)
+    for item, call in zip(small, beside, strict=True):
+        solo.check(item, call.result())
+    if how == "floor":
+        assert calm.used >= 5
+    if how == "pin":
+        assert calm.serve(kept) == 5 * B - 1
+        node.admin.call("UnpinPrefix", admin_pb2.UnpinPrefixRequest(pin=pin.pin))
     node.quiet()
 
 
