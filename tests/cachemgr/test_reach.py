@@ -12,6 +12,7 @@ from tests.cachemgr.kept_rig import KeptRig
 
 B = 4
 A = TenantId("a")
+TEAM = "@group:team"
 
 
 def refused(rig: Rig, num_blocks: int, tenant: str = "b", start: int = 9000) -> tuple[str, int, int]:
@@ -105,3 +106,34 @@ def test_a_busy_pool_is_waited_for_whatever_floors_there_are() -> None:
     rig.finish(running)
     rig.report(wanted=4)
     assert refused(rig, 16) == ("POOL_FULL", 16, 12)
+
+
+def test_blocks_that_a_request_shares_count_once() -> None:
+    """What it shares of a wider scope fills that scope's floor: with 3 blocks shared and 1 more of the scope cached,
+    more than 15 of 16 is refused for good."""
+    rig = Rig(num_blocks=16)
+    rig.manager.set_quota(TenantId(TEAM), Quota(floor_blocks=6))
+    rig.serve(range(4 * B), scope=TEAM, num_tokens=4 * B)
+    running = rig.acquire(range(7000, 7000 + 8 * B), tenant="c")
+
+    def refusal(num_blocks: int) -> tuple[str, int]:
+        tokens = [*range(3 * B), *range(9000, 9000 + (num_blocks - 3) * B)]
+        with pytest.raises(ResourceExhausted) as caught:
+            rig.acquire(tokens, tenant="b", scope=TEAM, num_tokens=3 * B)
+        return caught.value.reason, caught.value.usable
+
+    assert refusal(16) == ("EXCEEDS_USABLE", 15)
+    assert refusal(15)[0] == "POOL_FULL"
+    rig.finish(running)
+    rig.check()
+
+
+def test_while_a_daemon_is_adopting_nobody_is_refused_for_good() -> None:
+    """What is cached then may be claimed: the request waits, and is refused when that is over."""
+    rig = Rig(num_blocks=16)
+    rig.manager.set_quota(A, Quota(floor_blocks=6))
+    rig.serve(range(4 * B), tenant="a")
+    rig.manager._state.frozen = True
+    assert refused(rig, 13)[0] == "POOL_FULL"
+    rig.manager._state.frozen = False
+    assert refused(rig, 13)[0] == "EXCEEDS_USABLE"

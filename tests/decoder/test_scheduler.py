@@ -290,6 +290,20 @@ def test_an_idle_decoder_tries_others_when_its_head_finds_no_room_again_and_agai
     assert queue.waiting[0] is head
 
 
+def test_while_anything_runs_nobody_passes_the_head() -> None:
+    """A stream that will leave is waited for, however often the head is refused meanwhile."""
+    rig = Rig(num_blocks=10)
+    rig.scheduler.enqueue(make(1, 3, max_tokens=3 * PATIENCE * BLOCK))
+    rig.step()
+    rig.scheduler.enqueue(make(2, 10 * BLOCK - 1, max_tokens=1))
+    rig.scheduler.enqueue(make(3, 3, max_tokens=1))
+    for _ in range(2 * PATIENCE):
+        rig.scheduler.queue.retry()
+        assert not rig.admit()
+        assert rig.scheduler.next_admission() is None
+    assert [int(sequence.sequence_id) for sequence in rig.scheduler.queue.waiting] == [2, 3]
+
+
 def test_one_that_may_pass_and_ends_or_pauses_is_left_out() -> None:
     """A cancelled or paused one is not tried; with nobody left the head is asked for as before."""
     queue = AdmissionQueue()
