@@ -241,17 +241,17 @@ def a_session_that_is_over_is_served(patch: MonkeyPatch) -> None:
 
 def no_store_is_ignored(patch: MonkeyPatch) -> None:
     """What must not be kept is published."""
-    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "no_store": False}))
+    _wrap(patch, admission, "acquire", lambda acquire, *a: acquire(*a[:2], a[2]._replace(no_store=False)))
 
 
 def no_read_is_ignored(patch: MonkeyPatch) -> None:
     """What must be computed anew is read."""
-    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "no_read": False}))
+    _wrap(patch, admission, "acquire", lambda acquire, *a: acquire(*a[:2], a[2]._replace(no_read=False)))
 
 
 def resumed_requests_are_counted_again(patch: MonkeyPatch) -> None:
     """A preemption makes another hit of the same request."""
-    _wrap(patch, admission, "acquire", lambda acquire, *a, **named: acquire(*a, **{**named, "resumed": False}))
+    _wrap(patch, admission, "acquire", lambda acquire, *a: acquire(*a[:2], a[2]._replace(resumed=False)))
 
 
 def a_purged_lease_publishes_on(patch: MonkeyPatch) -> None:
