@@ -18,6 +18,8 @@ def _find(defect: Defect, seeds: int, monkeypatch: pytest.MonkeyPatch, *, recoun
         try:
             run(seed, recount=recount)
         except Violation as error:
+            if isinstance(error.__cause__, TypeError | AttributeError | NameError):
+                raise  # the defect itself is written wrongly, so nothing was shown
             return str(error)
     return ""
 
