@@ -1,6 +1,6 @@
 """The shapes that the GPU kernels are compiled for ahead: targets, compile-time parameters, launch parameters.
 
-`bench/gpu_resources.py` compiles them and prints what they take; `tests/kernels/test_compiled.py` holds it.
+`bench/gpu_resources.py` compiles them and prints what they take; `tests/kernels/compiled/test_compiled.py` holds it.
 """
 
 from __future__ import annotations

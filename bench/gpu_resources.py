@@ -3,7 +3,7 @@
     python -m bench.gpu_resources [--all] [--targets 80,90,100,gfx942]
 
 Every number is the compiler's and the assembler's, for the launch parameters that `choose_config` gives; none is a
-measurement, and no kernel is run. `tests/kernels/test_compiled.py` holds what must not get worse.
+measurement, and no kernel is run. `tests/kernels/compiled/test_compiled.py` holds what must not get worse.
 """
 
 from __future__ import annotations
