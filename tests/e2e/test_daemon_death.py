@@ -157,7 +157,9 @@ def test_a_request_that_is_sent_meanwhile(mortal: Node, solo: Solo, prompts: Pro
     solo.check(request, mortal.again(request))
 
 
-@pytest.mark.parametrize("operation", ["report", "acquire", "credit"])
+@pytest.mark.parametrize(
+    "operation", ["report", *(pytest.param(name, marks=pytest.mark.slow) for name in ("acquire", "credit"))]
+)
 @repeats(20, few=3)
 def test_while_an_operation_is_on_its_way(
     tiny_model: Path, solo: Solo, prompts: Prompts, operation: str, rounds: int
@@ -252,6 +254,7 @@ def test_of_two_decoders_one_is_dead(tiny_model: Path, solo: Solo, prompts: Prom
         node.quiet()
 
 
+@pytest.mark.slow
 def test_a_decoder_that_does_not_come_back_is_waited_for_and_then_quarantined(
     tiny_model: Path, solo: Solo, prompts: Prompts
 ) -> None:

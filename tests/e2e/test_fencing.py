@@ -94,6 +94,7 @@ def test_a_decoder_that_goes_on_too_late_lands_nothing(fenced: Node, solo: Solo,
     solo.check(warm, fenced.again(warm))
 
 
+@pytest.mark.slow
 def test_a_stopped_decoder_ends_its_streams_in_bounded_time(fenced: Node, solo: Solo, prompts: Prompts) -> None:
     """SIGSTOP and nothing else: its client is told UNAVAILABLE within the gateway's patience, while it is stopped."""
     stream = fenced.stream(make_request(prompts.tokens(B), new=300))

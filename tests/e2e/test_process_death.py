@@ -185,6 +185,7 @@ def test_the_death_of_the_cache_manager_costs_nothing(supervised: SupervisedNode
     supervised.quiet()
 
 
+@pytest.mark.slow
 def test_a_hung_decoder_is_noticed_and_comes_back(tiny_model: Path, solo: Solo, prompts: Prompts) -> None:
     """Stopped by SIGSTOP: NOT_SERVING, new calls UNAVAILABLE, then the running one as well; after SIGCONT as before."""
     with Node(tiny_model, faults=["step_delay=0.02"], options=["--threads", "1"]) as node:
