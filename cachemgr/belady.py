@@ -12,7 +12,7 @@ reach, block by block, if it knew the future. It counts whole blocks, and no hol
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -60,11 +60,11 @@ def _numbered(admissions: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     return chains
 
 
-def _leading(chain: list[int], resident: object) -> int:
+def _leading(chain: list[int], resident: Container[int]) -> int:
     """How many leading blocks of a chain are resident."""
     found = 0
     for block in chain:
-        if block not in resident:  # type: ignore[operator]
+        if block not in resident:
             break
         found += 1
     return found
