@@ -1,7 +1,8 @@
 """`BranchService`: what a tenant does to kept conversations through its gateway: fork, cut back, drop.
 
 Invariant: the tenant is that of the verified grant; a branch of another tenant is NOT_FOUND in the words of one that
-never was. Thin: it checks fields and converts; the manager decides. On the daemon's one event loop; it logs no handle.
+never was; one that was begun in a group that its tenant left can only be dropped. Thin: it checks fields and converts;
+the manager decides. On the daemon's one event loop; it logs no handle.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from cachemgr.handles import Handles, keep_ns
 from cachemgr.ids import TenantId
 from cachemgr.manager import CacheManager
 from cachemgr.pool_owner import PoolOwner
+from cachemgr.scopes import check_owner
 from cachemgr.tenants import Tenants
 from common.errors import InvalidArgument, NotFound
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
@@ -43,6 +45,7 @@ class BranchService(cache_pb2_grpc.BranchServiceServicer):
             raise InvalidArgument("count", f"is {request.count}; allowed are 1..{MAX_FORKS}")
         ttl_ns = keep_ns("ttl_seconds", request.ttl_seconds)
         name = self._handles.name_of(request.handle)
+        self._check_scope(tenant, name)
         drawn = [self._handles.draw() for _ in range(request.count)]
         num_tokens = self._manager().fork_kept(
             tenant, name, [new for _, new in drawn], ttl_ns=ttl_ns, now_ns=self._clocks.steady_ns()
@@ -55,6 +58,7 @@ class BranchService(cache_pb2_grpc.BranchServiceServicer):
         """Cut a branch back to its first tokens."""
         tenant = self._tenant(request.grant)
         name = self._handles.name_of(request.handle)
+        self._check_scope(tenant, name)
         self._manager().rollback_kept(tenant, name, request.num_tokens, now_ns=self._clocks.steady_ns())
         return cache_pb2.RollbackBranchResponse()
 
@@ -66,6 +70,11 @@ class BranchService(cache_pb2_grpc.BranchServiceServicer):
         name = self._handles.name_of(request.handle)
         self._manager().drop_kept(tenant, name, now_ns=self._clocks.steady_ns())
         return cache_pb2.DropBranchResponse()
+
+    def _check_scope(self, tenant: TenantId, name: bytes) -> None:
+        """Whether a branch's scope is still the tenant's to use. Raises NotFound, PermissionDenied."""
+        owner = self._manager().kept_scope(tenant, name, now_ns=self._clocks.steady_ns())
+        check_owner(self._tenants, tenant, owner)
 
     def _tenant(self, grant: bytes) -> TenantId:
         """Whose grant it is. Raises Unauthenticated; also where its key is over."""

@@ -65,7 +65,7 @@ class Operations:
         ttl_ns = check_ttl("acquire.ttl_seconds", request.ttl_seconds)
         prefix = self._prefix(tenant, key, request)
         base = self._handles.name_of(request.base_handle) if request.base_handle else b""
-        if base and not request.resumed:
+        if base:
             check_owner(self._tenants, tenant, manager.kept_scope(tenant, base, now_ns=self._clocks.steady_ns()))
         try:
             acquired = manager.acquire(

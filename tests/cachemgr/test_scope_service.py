@@ -14,7 +14,7 @@ from cachemgr.scopes import PUBLIC_OWNER, group_owner, resolve_prefix
 from common.errors import InvalidArgument, PermissionDenied
 from common.tokens import pack_tokens
 from tessera.admin.v1 import admin_pb2
-from tessera.cache.v1 import cache_pb2
+from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 from tessera.common.v1 import common_pb2
 from tests.cachemgr.daemon_rig import KEY as WIRE_KEY
 from tests.cachemgr.daemon_rig import Rig, SessionClient, acquire_request, report_request, running
@@ -301,7 +301,8 @@ def test_nobody_is_told_to_wait_for_another_tenant() -> None:
 
 
 def test_a_kept_conversation_goes_on_in_its_group_while_its_tenant_is_a_member() -> None:
-    """The continuation names no scope and finds prefix and tail; who was removed reaches neither."""
+    """The continuation names no scope and finds prefix and tail; who was removed reaches neither, whatever it says of
+    itself, and may do nothing with the conversation but drop it."""
 
     async def body(rig: Rig) -> None:
         decoder = await rig.attach()
@@ -311,11 +312,26 @@ def test_a_kept_conversation_goes_on_in_its_group_while_its_tenant_is_a_member()
         held = await lease(decoder, first, PROMPT, **team)
         done = {"lease_id": held.lease_id, "sealed_tokens": len(PROMPT), "release": True, "keep_seconds": 60.0}
         handle = (await decoder.ask(report=report_request(done))).report.kept[0].handle
+        branches = cache_pb2_grpc.BranchServiceStub(rig.internal)  # type: ignore[no-untyped-call]
+        fork = cache_pb2.ForkBranchRequest(grant=first, handle=handle, count=1, ttl_seconds=60)
+        cut = cache_pb2.RollbackBranchRequest(grant=first, handle=handle, num_tokens=len(PROMPT))
         assert await serve(decoder, second, PROMPT, **team) == len(SYSTEM)
-        more = await lease(decoder, first, [1, 2, 3], base_handle=handle)
-        assert more.cached_tokens == len(PROMPT)
+        running = await lease(decoder, first, [1, 2, 3], base_handle=handle)
+        again = await lease(decoder, first, [1, 2, 3], base_handle=handle, resumed=True)
+        assert running.cached_tokens == again.cached_tokens == len(PROMPT)
+        await branches.ForkBranch(fork)
+        await branches.RollbackBranch(cut)
         await rig.admin.UpdateGroup(admin_pb2.UpdateGroupRequest(group="team", remove_tenants=["a"]))
-        assert (await refusal(decoder, first, [1, 2, 3], base_handle=handle)).reason == "SCOPE_DENIED"
+        for resumed in (False, True):
+            denied = await refusal(decoder, first, [1, 2, 3], base_handle=handle, resumed=resumed)
+            assert (denied.code, denied.reason) == (grpc.StatusCode.PERMISSION_DENIED.value[0], "SCOPE_DENIED")
+        for call, request in ((branches.ForkBranch, fork), (branches.RollbackBranch, cut)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(request)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert (await refusal(decoder, second, [1, 2, 3], base_handle=handle)).reason == "BRANCH_NOT_FOUND"
+        ended = {"lease_id": running.lease_id, "sealed_tokens": len(PROMPT) + 3, "copied": True, "release": True}
+        assert not (await decoder.ask(report=report_request(ended))).report.refusals  # what ran came to its end
+        await branches.DropBranch(cache_pb2.DropBranchRequest(grant=first, handle=handle))
 
     run(body)

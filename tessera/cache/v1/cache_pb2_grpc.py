@@ -182,7 +182,8 @@ class CredentialService:
 class BranchServiceStub:
     """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
     decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
-    another tenant is NOT_FOUND, as one that expired or was never made is.
+    another tenant is NOT_FOUND, as one that expired or was never made is. A branch begun in a group that its tenant was
+    removed from is PERMISSION_DENIED (SCOPE_DENIED) for all but DropBranch.
     """
 
     def __init__(self, channel):
@@ -211,7 +212,8 @@ class BranchServiceStub:
 class BranchServiceServicer:
     """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
     decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
-    another tenant is NOT_FOUND, as one that expired or was never made is.
+    another tenant is NOT_FOUND, as one that expired or was never made is. A branch begun in a group that its tenant was
+    removed from is PERMISSION_DENIED (SCOPE_DENIED) for all but DropBranch.
     """
 
     def ForkBranch(self, request, context):
@@ -264,7 +266,8 @@ def add_BranchServiceServicer_to_server(servicer, server):
 class BranchService:
     """BranchService is what gateways call on the cache manager for kept branches: conversations that hold their blocks with no
     decoder at work on them. Internal; needs the node's internal credential. The tenant is taken from the grant; a handle of
-    another tenant is NOT_FOUND, as one that expired or was never made is.
+    another tenant is NOT_FOUND, as one that expired or was never made is. A branch begun in a group that its tenant was
+    removed from is PERMISSION_DENIED (SCOPE_DENIED) for all but DropBranch.
     """
 
     @staticmethod

@@ -112,14 +112,15 @@ class InferenceServiceServicer:
 
     def ForkSession(self, request, context):
         """ForkSession makes more handles of a kept conversation; each goes its own way from there. NOT_FOUND: a handle that
-        expired, was dropped, or is another tenant's.
+        expired, was dropped, or is another tenant's. PERMISSION_DENIED: it was begun in a group that the tenant has left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackSession(self, request, context):
-        """RollbackSession cuts a kept conversation back to its first tokens. NOT_FOUND as ForkSession.
+        """RollbackSession cuts a kept conversation back to its first tokens. NOT_FOUND and PERMISSION_DENIED as
+        ForkSession.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
