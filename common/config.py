@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.addresses import check_host_port, check_listen
+from common.devices import CPU, parse_device
 from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
 from common.layout import MAX_BLOCK_TOKENS
@@ -39,6 +40,7 @@ class Options:
     pool_blocks: int | None = None
     pool_bytes: int | None = None
     block_tokens: int = 16
+    device: str = CPU
     dtype: str = DEFAULT_DTYPE
     kv_dtype: str | None = None
     chunk_tokens: int = 512
@@ -154,6 +156,7 @@ _OPTIONS = (
     _Option("pool_blocks", _whole(2, 2**31 - 2), "usable blocks of the pool", "N"),
     _Option("pool_bytes", _size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
+    _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
     _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype); see README", "DTYPE"),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),

@@ -130,3 +130,25 @@ def test_a_lease_has_a_length() -> None:
     assert (options.lease_seconds, options.grace_seconds) == (2.5, 0.0)
     with pytest.raises(ValueError, match="--lease-seconds"):
         load("--lease-seconds", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("cpu", "cpu"),
+        ("auto", "auto"),
+        ("cuda", "cuda"),
+        ("cuda:GPU-0A1B2C3D-0000-1111-2222-333344445555", "cuda:GPU-0a1b2c3d-0000-1111-2222-333344445555"),
+        ("cuda:0a1b2c3d-0000-1111-2222-333344445555", "cuda:GPU-0a1b2c3d-0000-1111-2222-333344445555"),
+    ],
+)
+def test_a_gpu_is_named_by_its_uuid(text: str, parsed: str) -> None:
+    """Both ways to write a UUID mean the same device."""
+    assert load("--device", text).device == parsed
+
+
+@pytest.mark.parametrize("text", ["cuda:0", "cuda:", "gpu", "cpu:0", "cuda:GPU-1234", "CUDA"])
+def test_a_device_without_a_uuid_is_refused_by_name(text: str) -> None:
+    """A number is no name of a GPU: processes number them differently."""
+    with pytest.raises(ValueError, match=r"--device: .* is not cpu, cuda, auto or cuda:<UUID>"):
+        load("--device", text)
