@@ -72,10 +72,13 @@ class ScopeAdmin(AdminBase):
     async def WithdrawPrefix(
         self, request: admin_pb2.WithdrawPrefixRequest, _context: Any
     ) -> admin_pb2.WithdrawPrefixResponse:
-        """End an approval and drop the public scope: what other approvals cover is computed again at its next use."""
+        """End an approval and drop what no other one covers."""
         self._owner.succession.refuse_others()
-        self._tenants.approvals.withdraw(request.name)
-        evicted = self._purge_scope(PUBLIC_OWNER)
+        withdrawn = self._tenants.approvals.withdraw(request.name)
+        manager, evicted = self._manager_now(), 0
+        if manager is not None:
+            remaining = self._tenants.approvals.remaining(withdrawn, manager.block_tokens)
+            evicted = manager.prune(PUBLIC_OWNER, remaining)
         self._note("prefix_withdrawn", approval=request.name, blocks_purged=evicted)
         return admin_pb2.WithdrawPrefixResponse(evicted_blocks=evicted)
 

@@ -8,7 +8,7 @@ NOT_FOUND. Where blocks lack, kept branches give way to work (`relief.py`). Call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cachemgr.ids import BlockRun, TenantId
@@ -184,9 +184,13 @@ def expire(state: CacheState, now_ns: int) -> int:
 
 def end_all(state: CacheState, owner: int, trees: Sequence[Tree]) -> None:
     """Ends every branch of an owner, and every one whose blocks lay in one of `trees`, which are gone."""
+    end_branches(state, lambda hold: hold.owner == owner or hold.tree in trees or hold.prefix_tree in trees)
+
+
+def end_branches(state: CacheState, is_over: Callable[[Lease], bool]) -> None:
+    """Ends every branch whose hold is over."""
     for branch in list(state.kept.branches.values()):
-        hold = branch.hold
-        if hold.owner == owner or hold.tree in trees or hold.prefix_tree in trees:
+        if is_over(branch.hold):
             _end(state, branch)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cachemgr import admission, kept, reports, resuming, upkeep
+from cachemgr import admission, kept, pruning, reports, resuming, upkeep
 from cachemgr.asks import Ask
 from cachemgr.events import EventLog
 from cachemgr.ids import BlockArray, BlockRun, SessionId, TenantId
@@ -217,6 +217,11 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         """Drops a tenant's whole index, also what leases hold: they keep their blocks, and publish nothing any more.
         Returns how many blocks were unlisted."""
         return upkeep.purge(self._state, tenant)
+
+    def prune(self, scope: TenantId, reachable: pruning.Reachable) -> int:
+        """Drops what of a wider scope may not be named any more, with the private tails below it, as `purge` does.
+        Returns how many blocks were unlisted. Raises Unavailable while adopting."""
+        return pruning.prune(self._state, scope, reachable)
 
     def tick(self, now_ns: int) -> list[SessionId]:
         """Time passes: kept branches, pins and prefixes that have expired end. Returns the sessions that have lapsed:

@@ -36,6 +36,11 @@ class ManagerViews:
         return self._state.epoch
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens in a block."""
+        return self._state.block_tokens
+
+    @property
     def events(self) -> EventLog:
         """What changed, in order."""
         return self._state.events

@@ -1,6 +1,6 @@
 """Groups and approved prefixes on disk: rows of the tenant database, and nothing of their meaning.
 
-Invariant: every write is one transaction; an approval is a length and a digest, so that no token is ever on disk. Made
+Invariant: every write is one transaction; an approval is a length and digests, so that no token is ever on disk. Made
 by `TenantStore` over its connection; called by `tenant_groups.py` and `tenant_approvals.py`.
 """
 
@@ -53,15 +53,15 @@ class ScopeStore:
 
     def load_approvals(self) -> list[ApprovalRow]:
         """All approvals."""
-        rows = self._db.execute("SELECT name, num_tokens, digest, created_ns FROM approvals").fetchall()
+        rows = self._db.execute("SELECT name, num_tokens, digest, created_ns, steps FROM approvals").fetchall()
         return [ApprovalRow(*row) for row in rows]
 
     def add_approval(self, row: ApprovalRow) -> None:
-        """Insert an approval."""
+        """Insert an approval, in place of one of that name."""
         with Transaction(self._db):
             self._db.execute(
-                "INSERT INTO approvals (name, num_tokens, digest, created_ns) VALUES (?, ?, ?, ?)",
-                (row.name, row.num_tokens, row.digest, row.created_ns),
+                "INSERT OR REPLACE INTO approvals (name, num_tokens, digest, created_ns, steps) VALUES (?, ?, ?, ?, ?)",
+                (row.name, row.num_tokens, row.digest, row.created_ns, row.steps),
             )
 
     def delete_approval(self, name: str) -> None:

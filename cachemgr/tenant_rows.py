@@ -51,9 +51,11 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRow:
-    """One prefix that every tenant may share: its length and a digest under the node's secret, never its tokens."""
+    """One prefix that every tenant may share: its length and a digest under the node's secret, never its tokens.
+    `steps` are shorter digests of its first 16, 32, ... tokens; empty where an older build approved it."""
 
     name: str
     num_tokens: int
-    digest: bytes
+    digest: bytes = field(repr=False)
     created_ns: int
+    steps: bytes = field(default=b"", repr=False)

@@ -11,7 +11,7 @@ from typing import Final
 
 from common.errors import FailedPrecondition
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 _VERSION_1: Final = """
 CREATE TABLE tenants (
@@ -41,7 +41,10 @@ CREATE TABLE approvals (
   name TEXT PRIMARY KEY, num_tokens INTEGER NOT NULL, digest BLOB NOT NULL, created_ns INTEGER NOT NULL
 ) STRICT;
 """
-_STEPS: Final = (_VERSION_1, _VERSION_2)
+_VERSION_3: Final = """
+ALTER TABLE approvals ADD COLUMN steps BLOB NOT NULL DEFAULT x'';
+"""
+_STEPS: Final = (_VERSION_1, _VERSION_2, _VERSION_3)
 """The script that leads from version n to version n + 1."""
 
 

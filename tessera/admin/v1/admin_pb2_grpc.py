@@ -390,14 +390,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApprovePrefix(self, request, context):
-        """ApprovePrefix lets every tenant share a prefix in the public scope. Only a digest of it is kept. Repeating it is harmless.
+        """ApprovePrefix lets every tenant share a prefix in the public scope. Only digests of it are kept. Repeating it is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WithdrawPrefix(self, request, context):
-        """WithdrawPrefix ends an approval: nobody is served from the public scope by it any more. NOT_FOUND where there is none.
+        """WithdrawPrefix ends an approval: nobody is served from the public scope by it any more, kept conversations that were
+        begun in it end, and what no other approval covers is dropped. NOT_FOUND where there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
