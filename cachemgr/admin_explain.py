@@ -59,6 +59,28 @@ class ExplainAdmin(AdminBase):
             evicted_for=found.evicted_for,
             other_scope=None if found.other_scope is None else int(found.other_scope),  # type: ignore[arg-type]
             scope_tokens=found.scope_tokens,
+            private_reason=self._why_private(request, prefix, tokens, manager.block_tokens),
+        )
+
+    def _why_private(
+        self, request: admin_pb2.ExplainPrefixRequest, prefix: ScopeSpan | None, tokens: bytes, block_tokens: int
+    ) -> str:
+        """Why less of the prompt lies in the scope that was named than one might think; empty where it all does."""
+        if not request.HasField("prefix"):
+            return ""
+        if prefix is not None:
+            rest = prefix.num_tokens % block_tokens
+            if not rest:
+                return ""
+            named = prefix.num_tokens
+            return f"Whole blocks of {block_tokens} tokens are shared: {rest} of the prefix's {named} are private."
+        near = self._tenants.approvals.nearest(tokens)
+        if near is None:
+            return "Nothing is shared: no approved prefix begins the prompt."
+        row, count = near
+        return (
+            f"Nothing is shared: of the {row.num_tokens} tokens approved as {row.name} the prompt has the first {count}, and "
+            "not all: another text, or the prefix does not end where a token of the prompt ends."
         )
 
     def _other_keys(

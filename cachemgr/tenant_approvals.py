@@ -72,6 +72,20 @@ class Approvals:
         digests = self._digests.get(len(tokens))
         return digests is not None and self._digest(tokens) in digests
 
+    def nearest(self, tokens: bytes) -> tuple[ApprovalRow, int] | None:
+        """The approval that most of a prompt is like, and of how many tokens that is known; None where none is."""
+        best = None
+        for row in self._rows.values():
+            known = row.num_tokens // STEP_TOKENS if row.steps else 0
+            count = min(known, len(tokens) // (STEP_TOKENS * TOKEN_BYTES))
+            while count and not _begins_with(
+                row, (head := tokens[: count * STEP_TOKENS * TOKEN_BYTES]), self._step(head)
+            ):
+                count -= 1
+            if count and (best is None or count * STEP_TOKENS > best[1]):
+                best = (row, count * STEP_TOKENS)
+        return best
+
     def remaining(self, withdrawn: ApprovalRow, block_tokens: int) -> Remaining:
         """What of the public scope is left without `withdrawn`, in blocks of so many tokens."""
         return Remaining(tuple(self._rows.values()), withdrawn, block_tokens, self._step)

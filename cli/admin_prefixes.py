@@ -52,10 +52,10 @@ def add_commands(commands: Subcommands) -> None:
     add(
         "pins", "list pins", list_command("ListPins", "pins", lambda o: admin_pb2.ListPinsRequest(), show_pins), listing
     )
-    approve = add("approve", "let every tenant share a prefix; only a digest of it is kept", _approve)
+    approve = add("approve", "let every tenant share a prefix; only digests of it are kept", _approve)
     approve.add_argument("name", metavar="NAME", help="a name for operators")
     add_prompt_arguments(approve)
-    withdraw = add("withdraw", "end an approval and drop the public scope's blocks", _withdraw)
+    withdraw = add("withdraw", "end an approval and drop what no other one covers", _withdraw)
     withdraw.add_argument("name", metavar="NAME")
     approved = list_command(
         "ListApprovedPrefixes", "prefixes", lambda o: admin_pb2.ListApprovedPrefixesRequest(), show_approved
@@ -80,6 +80,8 @@ def _explain(client: AdminClient, options: argparse.Namespace) -> int:
     lines = [f"{answer.resident_tokens} of {count} tokens are resident", answer.reason]
     if answer.scope_tokens:
         lines.insert(1, f"{answer.scope_tokens} of them in the wider scope")
+    if answer.private_reason:
+        lines.append(answer.private_reason)
     if answer.other_token_ids:
         lines.append(f"there stand tokens {' '.join(map(str, answer.other_token_ids))}")
     return print_answer(options, answer, "\n".join(lines))

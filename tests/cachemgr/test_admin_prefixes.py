@@ -191,6 +191,31 @@ def test_explanation_names_the_scope_that_was_not_asked_for():
     run(body)
 
 
+def test_explanation_says_why_a_prefix_is_private():
+    """A prefix that ends inside a block, a prompt whose tokens go over its border, and one that is like none; where all
+    of it is shared, and where no scope was named, there is nothing to say."""
+
+    async def body(rig):
+        text = list(range(200, 222))  # five blocks and a half
+        for name, count in (("part", 22), ("whole", 20)):
+            await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name=name, token_ids=text[:count]))
+        decoder = await rig.attach()
+        public = common_pb2.ScopePrefix(scope=common_pb2.SCOPE_PUBLIC)
+        await cached_tokens(rig, decoder, [*text, 5], prefix=public)
+        for prompt, told in (
+            ([*text, 5], "2 of the prefix's 22 are private"),
+            ([*text[:19], 77, 5], "of the 22 tokens approved as part the prompt has the first 16, and not all"),
+            ([77, *text], "no approved prefix begins the prompt"),
+            (text[:20], ""),
+        ):
+            found = await explain(rig.admin, prompt, prefix=public)
+            assert told in found.private_reason
+            assert bool(told) == bool(found.private_reason)
+        assert not (await explain(rig.admin, [77, *text])).private_reason
+
+    run(body)
+
+
 def test_reader_is_told_why_but_not_which_tokens():
     """The same explanation without tokens; bad fields are named for both; looking changes no recency."""
 

@@ -341,7 +341,7 @@ class ExplainPrefixRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ...) -> None: ...
 
 class ExplainPrefixResponse(_message.Message):
-    __slots__ = ("resident_tokens", "reason", "miss_reason", "other_token_ids", "differing_key_parts", "evicted_seconds_ago", "evicted_for", "other_scope", "scope_tokens")
+    __slots__ = ("resident_tokens", "reason", "miss_reason", "other_token_ids", "differing_key_parts", "evicted_seconds_ago", "evicted_for", "other_scope", "scope_tokens", "private_reason")
     RESIDENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,7 @@ class ExplainPrefixResponse(_message.Message):
     EVICTED_FOR_FIELD_NUMBER: _ClassVar[int]
     OTHER_SCOPE_FIELD_NUMBER: _ClassVar[int]
     SCOPE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_REASON_FIELD_NUMBER: _ClassVar[int]
     resident_tokens: int
     reason: str
     miss_reason: MissReason
@@ -360,7 +361,8 @@ class ExplainPrefixResponse(_message.Message):
     evicted_for: str
     other_scope: _common_pb2.Scope
     scope_tokens: int
-    def __init__(self, resident_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., miss_reason: _Optional[_Union[MissReason, str]] = ..., other_token_ids: _Optional[_Iterable[int]] = ..., differing_key_parts: _Optional[_Iterable[str]] = ..., evicted_seconds_ago: _Optional[float] = ..., evicted_for: _Optional[str] = ..., other_scope: _Optional[_Union[_common_pb2.Scope, str]] = ..., scope_tokens: _Optional[int] = ...) -> None: ...
+    private_reason: str
+    def __init__(self, resident_tokens: _Optional[int] = ..., reason: _Optional[str] = ..., miss_reason: _Optional[_Union[MissReason, str]] = ..., other_token_ids: _Optional[_Iterable[int]] = ..., differing_key_parts: _Optional[_Iterable[str]] = ..., evicted_seconds_ago: _Optional[float] = ..., evicted_for: _Optional[str] = ..., other_scope: _Optional[_Union[_common_pb2.Scope, str]] = ..., scope_tokens: _Optional[int] = ..., private_reason: _Optional[str] = ...) -> None: ...
 
 class EvictBlocksRequest(_message.Message):
     __slots__ = ("all", "tenant", "num_blocks")
