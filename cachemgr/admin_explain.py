@@ -79,7 +79,7 @@ class ExplainAdmin(AdminBase):
             return "Nothing is shared: no approved prefix begins the prompt."
         row, count = near
         return (
-            f"Nothing is shared: of the {row.num_tokens} tokens approved as {row.name} the prompt has the first {count}, and "
+            f"Nothing is shared: of the {row.num_tokens} tokens approved as {row.name} the prompt has {count}, and "
             "not all: another text, or the prefix does not end where a token of the prompt ends."
         )
 

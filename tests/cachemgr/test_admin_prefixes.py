@@ -204,7 +204,7 @@ def test_explanation_says_why_a_prefix_is_private():
         await cached_tokens(rig, decoder, [*text, 5], prefix=public)
         for prompt, told in (
             ([*text, 5], "2 of the prefix's 22 are private"),
-            ([*text[:19], 77, 5], "of the 22 tokens approved as part the prompt has the first 16, and not all"),
+            ([*text[:19], 77, 5], "of the 22 tokens approved as part the prompt has 16, and not all"),
             ([77, *text], "no approved prefix begins the prompt"),
             (text[:20], ""),
         ):
