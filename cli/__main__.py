@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("cli.generate", "send one prompt and stream the answer"),
     "chat": ("cli.chat", "talk to the model; the conversation stays cached"),
     "admin": ("cli.admin", "look into the cache, evict, abort, manage tenants and keys"),
+    "plan": ("cli.plan", "what keys and values of a model take, and how many sequences fit"),
     "model": ("cli.model", "fetch and list models"),
     "probe": ("cli.probe", "ask one process for its health (for containers)"),
     "cachemgr": ("cli.service", "run the cache manager alone"),

@@ -120,7 +120,8 @@ def _power_of_two(text: str) -> int:
     return value
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes of `512M`, `2G` or a plain number. Raises ValueError saying what is allowed."""
     units = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
     body = text.strip().lower().removesuffix("ib").removesuffix("b")
     scale = units.get(body[-1:], 1)
@@ -154,7 +155,7 @@ _OPTIONS = (
     _Option("model", _path, "a GGUF file or a Hugging Face directory", "PATH"),
     _Option("model_name", str, "name of the model for clients (default: from the path)", "NAME"),
     _Option("pool_blocks", _whole(2, 2**31 - 2), "usable blocks of the pool", "N"),
-    _Option("pool_bytes", _size, "size of the pool instead, for example 2G (the default)", "SIZE"),
+    _Option("pool_bytes", parse_size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
     _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),

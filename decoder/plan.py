@@ -1,0 +1,220 @@
+"""`tessera plan`: what keys and values of a model take, and how many sequences fit in a memory.
+
+Reads a model's configuration and the shapes of its tensors, never the tensors. Sizes come from `common/layout.py`, so
+that the plan is what the arena will take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import parse_size
+from common.errors import TesseraError
+from common.kv_plan import (
+    sequence_cost,
+    sequences_that_fit,
+    textbook_bytes,
+    textbook_bytes_of_width,
+    with_kv_heads,
+)
+from common.layout import KvDtype, KvLayout
+from decoder.weights.source import open_source
+
+Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model that its cache depends on. `weight_bytes` is 0 where no model was given."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    weight_elements: int
+
+    def kinds(self) -> dict[str, int]:
+        """Kind of attention -> key and value heads: the model's own last, where it is none of the ends."""
+        kinds = {"MHA": self.num_heads, "MQA": 1}
+        if self.num_kv_heads not in kinds.values():
+            kinds["GQA"] = self.num_kv_heads
+        return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tessera plan",
+        description="What keys and values take, as the arena lays them out, and how many sequences fit.",
+    )
+    parser.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file or a Hugging Face directory")
+    for name, text in (
+        ("layers", "layers"), ("heads", "query heads"), ("kv-heads", "key and value heads"), ("head-dim", "head size"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=_positive, metavar="N", help=f"{text}, where no --model is given")
+    parser.add_argument("--memory", type=_bytes, metavar="SIZE", help="memory for weights and cache, for example 80G")
+    parser.add_argument("--context", type=_positive, metavar="N", help="tokens of a sequence (default: the model's)")
+    parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="sequences at once (default 8)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type of the weights")
+    parser.add_argument(
+        "--kv-dtype", choices=[kind.value for kind in KvDtype], default="bfloat16", help="type of keys and values"
+    )
+    parser.add_argument(
+        "--block-tokens", type=_positive, default=16, metavar="N", help="tokens in a block (default 16)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    return parser
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """The shape that the options name. Raises ValueError on a combination that says too little or too much, and
+    InvalidArgument on a model that cannot be read or is not served."""
+    named = {name: getattr(options, name) for name in ("layers", "heads", "kv_heads", "head_dim")}
+    if options.model is not None:
+        if any(value is not None for value in named.values()):
+            raise ValueError("--model brings the sizes; leave out --layers, --heads, --kv-heads and --head-dim")
+        source = open_source(options.model)
+        config, shapes = source.config, source.shapes()
+        elements = sum(math.prod(shape) for shape in shapes.values())
+        return Shape(
+            config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
+            options.context or config.max_position, elements,
+        )  # fmt: skip
+    missing = [f"--{name.replace('_', '-')}" for name, value in named.items() if value is None and name != "kv_heads"]
+    if missing:
+        raise ValueError(f"give --model, or {', '.join(missing)} too")
+    kv_heads = options.kv_heads or options.heads
+    if options.heads % kv_heads:
+        raise ValueError(f"--heads {options.heads} is no multiple of --kv-heads {kv_heads}")
+    return Shape(options.layers, options.heads, kv_heads, options.head_dim, options.context or 8192, 0)
+
+
+def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that the plan says, as one JSON-ready object; sizes are bytes."""
+    layout = KvLayout(
+        shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, KvDtype(options.kv_dtype)
+    )
+    cost = sequence_cost(layout, shape.context)
+    itemsize = layout.dtype.itemsize
+    batch = options.batch
+    weights = shape.weight_elements * (4 if options.dtype == "float32" else 2)
+    pool = None if options.memory is None else max(0, options.memory - weights)
+    result: dict[str, Any] = {
+        "layers": shape.num_layers,
+        "heads": shape.num_heads,
+        "kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "kv_dtype": options.kv_dtype,
+        "block_tokens": options.block_tokens,
+        "block_bytes": layout.block_bytes,
+        "context": shape.context,
+        "batch": batch,
+        "token_bytes": cost.token_bytes,
+        "sequence_blocks": cost.blocks,
+        "sequence_bytes": cost.sequence_bytes,
+        "batch_bytes": batch * cost.sequence_bytes,
+        "rounding_bytes_per_sequence": cost.rounding_bytes,
+        "textbook_bytes": textbook_bytes(
+            batch, shape.num_layers, shape.context, shape.num_kv_heads, shape.head_dim, itemsize
+        ),
+        "textbook_bytes_of_width": textbook_bytes_of_width(
+            batch, shape.num_layers, shape.context, shape.num_heads * shape.head_dim, itemsize
+        ),
+        "weight_bytes": weights,
+        "memory_bytes": options.memory,
+        "pool_bytes": pool,
+        "sequences_that_fit": None if pool is None else sequences_that_fit(layout, shape.context, pool),
+        "kinds": [],
+        "dtypes": [],
+    }
+    for name, heads in shape.kinds().items():
+        result["kinds"].append(_row(with_kv_heads(layout, heads), shape, pool) | {"kind": name, "kv_heads": heads})
+    for kind in KvDtype:
+        other = KvLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kind)
+        result["dtypes"].append(_row(other, shape, pool) | {"kv_dtype": kind.value})
+    return result
+
+
+def _row(layout: KvLayout, shape: Shape, pool: int | None) -> dict[str, Any]:
+    cost = sequence_cost(layout, shape.context)
+    fit = None if pool is None else sequences_that_fit(layout, shape.context, pool)
+    return {"token_bytes": cost.token_bytes, "sequence_bytes": cost.sequence_bytes, "sequences_that_fit": fit}
+
+
+def show(plan: dict[str, Any], table: Table) -> str:
+    """The plan as text; `table(header, rows)` lays a table out."""
+    exact = [
+        ("one token", plan["token_bytes"], _readable(plan["token_bytes"])),
+        (f"one block of {plan['block_tokens']} tokens", plan["block_bytes"], _readable(plan["block_bytes"])),
+        (f"one sequence of {plan['context']} tokens, {plan['sequence_blocks']} blocks", plan["sequence_bytes"],
+         _readable(plan["sequence_bytes"])),
+        (f"{plan['batch']} sequences", plan["batch_bytes"], _readable(plan["batch_bytes"])),
+        ("textbook: 2 x batch x layers x positions x kv heads x head size x bytes", plan["textbook_bytes"],
+         _readable(plan["textbook_bytes"])),
+        ("textbook: 2 x batch x layers x positions x width x bytes", plan["textbook_bytes_of_width"],
+         _readable(plan["textbook_bytes_of_width"])),
+    ]  # fmt: skip
+    lines = [table(("keys and values", "bytes", "is"), [(name, int(size), text) for name, size, text in exact])]
+    fits = "sequences that fit" if plan["pool_bytes"] is not None else "sequences (give --memory)"
+    for key, title in (("kinds", "attention"), ("dtypes", "type")):
+        rows = [
+            (
+                f"{row['kind']}, {row['kv_heads']} heads" if key == "kinds" else row["kv_dtype"],
+                _readable(row["token_bytes"]),
+                _readable(row["sequence_bytes"]),
+                row["sequences_that_fit"] if row["sequences_that_fit"] is not None else "-",
+            )
+            for row in plan[key]
+        ]
+        lines.append(table((title, "a token", "a sequence", fits), rows))
+    if plan["pool_bytes"] is not None:
+        lines.append(
+            f"{_readable(plan['memory_bytes'])} of memory, less {_readable(plan['weight_bytes'])} of weights, leave a "
+            f"pool of {_readable(plan['pool_bytes'])}: {plan['sequences_that_fit']} sequences of {plan['context']} "
+            f"tokens (more where prefixes are shared)."
+        )
+    return "\n\n".join(lines)
+
+
+def _readable(size: float) -> str:
+    for unit, scale in (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024)):
+        if size >= scale:
+            return f"{size / scale:.4g} {unit}"
+    return f"{size:.4g} B"
+
+
+def main(arguments: Sequence[str], table: Table) -> int:
+    """Print the plan; returns the exit status: 0, or 2 on options or a model that make none."""
+    options = _parser().parse_args(list(arguments))
+    try:
+        plan = compute(shape_of(options), options)
+    except (ValueError, TesseraError) as error:
+        sys.stderr.write(f"tessera plan: {error}\n")
+        return 2
+    sys.stdout.write(f"{json.dumps(plan) if options.json else show(plan, table)}\n")
+    return 0
