@@ -202,7 +202,9 @@ def _load(path: Path, options: Options) -> tuple[Any, bytes]:
 
     dtype: Literal["float32", "bfloat16"] = "float32" if options.dtype == "float32" else "bfloat16"
     started = time.monotonic()
-    model = load_model(path, dtype, options.block_tokens, options.kv_dtype, options.threads, progress)
+    model = load_model(
+        path, dtype, options.block_tokens, options.kv_dtype, options.threads, progress, options.max_context or 0
+    )
     shape = (2, *model.layout.block_shape)
     is_float32 = model.layout.dtype is KvDtype.FLOAT32
     model.warm_up(np.zeros(shape, np.float32) if is_float32 else np.zeros(shape, np.uint16))

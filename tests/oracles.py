@@ -65,7 +65,7 @@ def llama_logits(
         q, k, v = (
             (h @ get[f"{prefix}self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, config.head_dim)) for name in "qkv"
         )
-        q, k = rotary(q, positions, config.rope_theta), rotary(k, positions, config.rope_theta)
+        q, k = rotary(q, positions, config.rope.theta), rotary(k, positions, config.rope.theta)
         x = x + causal_attention(q, k, v).flatten(1) @ get[f"{prefix}self_attn.o_proj.weight"].T
         h = rms_norm(x, get[f"{prefix}post_attention_layernorm.weight"], config.norm_epsilon)
         gate, up = h @ get[f"{prefix}mlp.gate_proj.weight"].T, h @ get[f"{prefix}mlp.up_proj.weight"].T

@@ -20,7 +20,7 @@ from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
-from decoder.models.config import ModelConfig, ModelDigests
+from decoder.models.config import ModelConfig, ModelDigests, refuse
 from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, to_bfloat16
 from decoder.models.workspace import Workspace
 
@@ -30,6 +30,24 @@ Arena = NDArray[np.float32] | NDArray[np.uint16]
 Read = Callable[[str], FloatArray]
 
 KERNEL_SETS = ("auto", "portable")
+
+
+def refuse_unserved(config: ModelConfig) -> None:
+    """Raise InvalidArgument naming the first setting that the step does not compute."""
+    for name in ("qkv_bias", "qk_norms", "post_norms", "attention_cap", "logit_cap", "experts"):
+        if getattr(config, name):
+            raise refuse(name, getattr(config, name), "models without it on a CPU")
+    for name, served in (("activation", "silu"), ("embedding_scale", 1.0), ("query_scale", config.head_dim**-0.5)):
+        if getattr(config, name) != served:
+            raise refuse(name, getattr(config, name), f"{served!r} on a CPU")
+    if any(layer.window or layer.local for layer in config.layers):
+        raise refuse("sliding_window", config.layers[0].window, "models without windows on a CPU")
+    if config.rope.dim != config.head_dim:
+        raise refuse("partial_rotary_factor", config.rope.dim / config.head_dim, "1 on a CPU")
+    for name in ("hidden_size", "intermediate_size"):
+        # Matmul inputs lie in tiles of 32 columns without padding.
+        if getattr(config, name) % 32:
+            raise refuse(name, getattr(config, name), "a multiple of 32")
 
 
 class CausalLM:
@@ -52,6 +70,7 @@ class CausalLM:
         kernels: str = "auto",
         dtype: KvDtype | None = None,
     ) -> None:
+        refuse_unserved(config)
         self.config = config
         self.layout = layout
         self.digests = digests

@@ -17,6 +17,7 @@ from decoder.kernels import amx, sets, step
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig
 from decoder.models.packing import round_up
+from decoder.models.rope import rotary_tables
 
 _ALIGN = 64
 
@@ -26,14 +27,6 @@ def aligned(num_bytes: int) -> NDArray[np.uint8]:
     raw = np.zeros(num_bytes + _ALIGN, np.uint8)
     offset = -raw.ctypes.data % _ALIGN
     return raw[offset : offset + num_bytes]
-
-
-def rotary_tables(config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines, float32 [max_position, head_dim / 2] (RoFormer, Su et al. 2021, section 3.2)."""
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
-    angles = np.arange(config.max_position, dtype=np.float32)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
 
 
 class Workspace:
@@ -66,7 +59,7 @@ class Workspace:
         self._constants = np.array([config.norm_epsilon, np.log2(np.e) / np.sqrt(head_dim)], np.float32)
         frame[f.EPSILON] = self._constants.ctypes.data
         frame[f.SCALE] = self._constants.ctypes.data + 4
-        self._cosines, self._sines = rotary_tables(config)
+        self._cosines, self._sines = rotary_tables(config.rope, config.max_position)
         frame[f.COSINES], frame[f.SINES] = self._cosines.ctypes.data, self._sines.ctypes.data
         self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = self._tile_config.ctypes.data

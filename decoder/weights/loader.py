@@ -6,6 +6,7 @@ by the model ends the load with an InvalidArgument that names it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -23,8 +24,8 @@ _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a Llama model with this configuration."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Name and shape of every tensor of a model with this configuration, in the common form of `names.py`."""
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -38,13 +39,39 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{prefix}self_attn.v_proj.weight": (config.kv_size, hidden),
             f"{prefix}self_attn.o_proj.weight": (hidden, config.query_size),
             f"{prefix}post_attention_layernorm.weight": (hidden,),
-            f"{prefix}mlp.gate_proj.weight": (inner, hidden),
-            f"{prefix}mlp.up_proj.weight": (inner, hidden),
-            f"{prefix}mlp.down_proj.weight": (hidden, inner),
         }
+        if config.qkv_bias:
+            shapes[f"{prefix}self_attn.q_proj.bias"] = (config.query_size,)
+            shapes |= dict.fromkeys((f"{prefix}self_attn.{name}_proj.bias" for name in "kv"), (config.kv_size,))
+        if config.qk_norms:
+            shapes |= dict.fromkeys((f"{prefix}self_attn.{name}_norm.weight" for name in "qk"), (config.head_dim,))
+        if config.post_norms:
+            shapes |= {
+                f"{prefix}pre_feedforward_layernorm.weight": (hidden,),
+                f"{prefix}post_feedforward_layernorm.weight": (hidden,),
+            }
+        shapes |= _mlp_shapes(config, layer, f"{prefix}mlp.")
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
+
+
+def _mlp_shapes(config: ModelConfig, layer: int, prefix: str) -> dict[str, tuple[int, ...]]:
+    hidden, experts = config.hidden_size, config.experts
+    if experts is None or not config.layers[layer].experts:
+        return _gated_shapes(prefix, hidden, config.intermediate_size)
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (experts.count, hidden)}
+    for index in range(experts.count):
+        shapes |= _gated_shapes(f"{prefix}experts.{index}.", hidden, experts.inner)
+    return shapes
+
+
+def _gated_shapes(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}gate_proj.weight": (inner, hidden),
+        f"{prefix}up_proj.weight": (inner, hidden),
+        f"{prefix}down_proj.weight": (hidden, inner),
+    }
 
 
 def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig) -> None:
@@ -61,6 +88,18 @@ def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig) -> None
         raise InvalidArgument("model", f"tensor {name} is not part of a {config.architecture} model this build serves")
 
 
+def limit_context(config: ModelConfig, max_context: int) -> ModelConfig:
+    """The configuration for contexts of at most `max_context` tokens; 0 leaves it as it is.
+
+    More than the model was made for is served where its rope scaling is dynamic, up to `factor` times as much.
+    """
+    if not max_context:
+        return config
+    rope = config.rope
+    most = int(rope.factor * rope.original_context) if rope.kind == "dynamic" else config.max_position
+    return dataclasses.replace(config, max_position=min(max_context, max(most, config.max_position)))
+
+
 def load_model(
     path: Path,
     dtype: Literal["float32", "bfloat16"],
@@ -68,6 +107,7 @@ def load_model(
     kv_dtype: str | None = None,
     threads: int = 0,
     progress: Progress | None = None,
+    max_context: int = 0,
 ) -> CausalLM:
     """Load a `.gguf` file or a Hugging Face directory.
 
@@ -77,6 +117,8 @@ def load_model(
                   queries, attention and matmul inputs from being rounded to bfloat16
     threads:      threads of a step; 0 means every CPU this process may run on
     progress:     called with a stage's name and the fraction done
+    max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
+                  (`decoder/models/rope.py`); 0 means what the model was made for
 
     Raises InvalidArgument naming what is wrong or not served.
     """
@@ -88,7 +130,7 @@ def load_model(
     report = progress or (lambda stage, fraction: None)
     report("open", 0.0)
     source = open_source(path)
-    config = source.config
+    config = limit_context(source.config, max_context)
     check_shapes(source.shapes(), config)
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, KvDtype(kv_dtype))
     report("digest", 0.0)

@@ -1,6 +1,6 @@
 """Where tensors come from: one interface over a GGUF file and a Hugging Face directory.
 
-Tensors are handed out one at a time as float32 arrays under their Hugging Face names, so that a load never holds
+Tensors are handed out one at a time as float32 arrays in the common form of `names.py`, so that a load never holds
 two copies of the model. A name that the model does not use is an error of the caller (`loader.py`), never skipped.
 """
 
@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from common.errors import InvalidArgument
-from decoder.models.config import ModelConfig, config_from_gguf, config_from_hugging_face, refuse
+from decoder.models.config import ModelConfig, refuse
+from decoder.weights.gguf_config import config_from_gguf
+from decoder.weights.hugging_face_config import config_from_hugging_face
+from decoder.weights.names import TensorView, gguf_name, hugging_face_name, views
 
 FloatArray = NDArray[np.float32]
 _READ_BYTES = 1 << 20
@@ -35,18 +38,7 @@ _SCALAR_BYTES: Final[dict[int, int]] = {
     gguf.GGUFValueType.FLOAT32: 4,
 }
 
-_GGUF_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GGUF_DIVISORS: Final = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 
 class TensorSource(Protocol):
@@ -55,7 +47,7 @@ class TensorSource(Protocol):
     config: ModelConfig
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor in the file, by Hugging Face name (an unknown tensor keeps its own name)."""
+        """Shape of every tensor by its name in the common form (an unknown tensor keeps its own name)."""
 
     def read(self, name: str) -> FloatArray:
         """One tensor as a float32 array in the layout of `torch.nn.Linear` ([out, in])."""
@@ -98,7 +90,7 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc,unused-ignore]
 
 
 class GgufSource:
-    """A GGUF file of the llama architecture; quantised tensors are dequantised."""
+    """A GGUF file; quantised tensors are dequantised."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,31 +98,41 @@ class GgufSource:
             self._reader = _Reader(path)
         except (ValueError, IndexError, OSError, KeyError, struct.error) as error:
             raise InvalidArgument("model", f"{path.name} is not a readable GGUF file: {error}") from error
-        self._tensors = {_from_gguf_name(tensor.name): tensor for tensor in self._reader.tensors}
-        embedding = self._tensors.get("model.embed_tokens.weight")
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
             raise InvalidArgument("model", f"{path.name} holds no token embedding")
-        # GGUF lists the fastest dimension first.
-        self._shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+        divisors = {
+            name: self._divisors(f"{name}.weight") for name in _GGUF_DIVISORS if f"{name}.weight" in self._tensors
+        }
         # Token lists are large and not the model's business.
         fields = {key: field.contents() for key, field in self._reader.fields.items() if not _is_vocabulary(key)}
-        self.config = config_from_gguf(fields, int(embedding.shape[1]), "lm_head.weight" not in self._tensors)
+        self.config = config_from_gguf(fields, int(embedding.shape[1]), "output.weight" not in self._tensors, divisors)
+        # GGUF lists the fastest dimension first.
+        stored = {
+            gguf_name(name, self.config): (name, tuple(int(n) for n in reversed(tensor.shape)))
+            for name, tensor in self._tensors.items()
+            if name.removesuffix(".weight") not in divisors
+        }
+        self._views = views(self.config, stored, gguf=True)
+
+    def _divisors(self, name: str) -> tuple[float, ...]:
+        return tuple(float(value) for value in np.asarray(self._tensors[name].data, np.float32).reshape(-1))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self._shapes)
+        return {name: view.shape for name, view in self._views.items()}
 
     def read(self, name: str) -> FloatArray:
-        tensor = self._tensors[name]
+        view = self._views[name]
+        tensor = self._tensors[view.stored]
+        # Rows are quantised one by one, so some of them can be taken before they are dequantised.
+        data = _part(np.asarray(tensor.data), view)
         try:
-            values = _dequantize(np.asarray(tensor.data), tensor.tensor_type)
+            values = _dequantize(data, tensor.tensor_type)
         except NotImplementedError as error:
             raise refuse(f"tensor {name}", tensor.tensor_type.name, "a type the gguf package dequantises") from error
-        array = np.ascontiguousarray(values, dtype=np.float32).reshape(self._shapes[name])
-        if name.endswith("q_proj.weight"):
-            return _unpermute(array, self.config.num_heads)
-        if name.endswith("k_proj.weight"):
-            return _unpermute(array, self.config.num_kv_heads)
-        return array
+        array = np.ascontiguousarray(values, dtype=np.float32).reshape(view.shape)
+        return _unpermute(array, view.heads) if view.heads else array
 
     def digest(self) -> bytes:
         return hash_files([self._path])
@@ -149,7 +151,7 @@ class HuggingFaceSource:
         self.config = config_from_hugging_face(values)
         self._files = self._list_files()
         self._owner: dict[str, Any] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        stored: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path in self._files:
             try:
                 shard: Any = safe_open(str(path), framework="pt")
@@ -157,7 +159,8 @@ class HuggingFaceSource:
                 raise InvalidArgument("model", f"{path.name} is not a readable safetensors file: {error}") from error
             for name in list(shard.keys()):
                 self._owner[name] = shard
-                self._shapes[name] = tuple(shard.get_slice(name).get_shape())
+                stored[hugging_face_name(name)] = (name, tuple(shard.get_slice(name).get_shape()))
+        self._views = views(self.config, stored, gguf=False)
 
     def _list_files(self) -> list[Path]:
         index = self._directory / "model.safetensors.index.json"
@@ -175,14 +178,15 @@ class HuggingFaceSource:
         return [self._directory / name for name in names]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self._shapes)
+        return {name: view.shape for name, view in self._views.items()}
 
     def read(self, name: str) -> FloatArray:
-        tensor = self._owner[name].get_tensor(name)
+        view = self._views[name]
+        tensor = _part(self._owner[view.stored].get_slice(view.stored), view)
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise refuse(f"tensor {name}", str(tensor.dtype), "float32, bfloat16 or float16")
         array: FloatArray = tensor.to(torch.float32).contiguous().numpy()
-        return array
+        return array + np.float32(view.offset) if view.offset else array
 
     def digest(self) -> bytes:
         return hash_files(self._files)
@@ -213,14 +217,15 @@ def _dequantize(data: NDArray[Any], kind: Any) -> NDArray[Any]:
     return out
 
 
-def _from_gguf_name(name: str) -> str:
-    stem, _, suffix = name.rpartition(".")
-    if stem in _GGUF_TOP:
-        return f"{_GGUF_TOP[stem]}.{suffix}"
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _GGUF_NAMES:
-        return f"model.layers.{parts[1]}.{_GGUF_NAMES[parts[2]]}.{suffix}"
-    return name
+def _part(stored: Any, view: TensorView) -> Any:
+    """The rows of one view of a stored tensor."""
+    if not view.stacked:
+        return stored[view.first : view.first + view.shape[0]]
+    per_entry = len(stored[0]) if isinstance(stored, np.ndarray) else stored.get_shape()[1]
+    parts = per_entry // view.shape[0]
+    entry, place = divmod(view.first, parts)
+    rows = stored[entry : entry + 1, place * view.shape[0] : (place + 1) * view.shape[0]]
+    return rows[0]
 
 
 def _unpermute(array: FloatArray, num_heads: int) -> FloatArray:

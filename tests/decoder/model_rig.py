@@ -12,6 +12,7 @@ from decoder.batch import StepBatch
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM
 from decoder.models.packing import to_bfloat16
+from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
 # float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside float32 keys and values.
@@ -25,8 +26,9 @@ def make_config(
 ) -> ModelConfig:
     """A small Llama configuration."""
     return ModelConfig(
-        "llama", vocab, layers, heads, kv_heads, head_dim, hidden, 2 * hidden, 1e-5, 10000.0, 4096, (2,), 1, False
-    )
+        "llama", vocab, layers, heads, kv_heads, head_dim, hidden, 2 * hidden, 1e-5, RopeConfig(10000.0, head_dim),
+        4096, (2,), 1, False,
+    )  # fmt: skip
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, NDArray[np.float32]]:

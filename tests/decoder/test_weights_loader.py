@@ -32,13 +32,15 @@ def _change_config(path: Path, **changes: Any) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 128}, "sliding_window"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "short_factor"),
+        ({"model_type": "gemma3"}, "vision encoder"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention", "chunked_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "num_heads"),
         ({"head_dim": 24}, "head_dim"),
-        ({"hidden_size": 80}, "hidden_size"),
-        ({"intermediate_size": 176}, "intermediate_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"intermediate_size": -1}, "intermediate_size"),
         ({"hidden_size": "many"}, "config"),
     ],
 )
@@ -160,7 +162,7 @@ def _write_gguf(directory: Path, target: Path, **extra: Any) -> None:
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_rms_eps(config.norm_epsilon)
-    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_freq_base(config.rope.theta)
     writer.add_eos_token_id(2)
     for key, value in extra.items():
         writer.add_string(key.replace("__", "."), value)
@@ -193,9 +195,9 @@ def test_gguf_equals_directory(tmp_path: Path) -> None:
 
 
 def test_gguf_rope_scaling_is_refused(tmp_path: Path) -> None:
-    """A GGUF file with rope scaling is refused by name."""
+    """A GGUF file with rope scaling of an unknown kind is refused by name."""
     directory = make_tiny_llama(tmp_path / "tiny")
-    _write_gguf(directory, tmp_path / "tiny.gguf", llama__rope__scaling__type="yarn")
+    _write_gguf(directory, tmp_path / "tiny.gguf", llama__rope__scaling__type="spiral")
     with pytest.raises(InvalidArgument, match=r"rope\.scaling"):
         load_model(tmp_path / "tiny.gguf", "float32", 16)
 
