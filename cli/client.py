@@ -30,6 +30,10 @@ MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate wou
 TOKENIZE_SECONDS = 30.0
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
 DROP_SECONDS = 2.0
+SPECULATION_MODES = {
+    "prompt-lookup": inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP,
+    "draft-model": inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
+}
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
 
@@ -45,6 +49,8 @@ class Numbers:
     decode_seconds: float = 0.0
     stop: str = ""
     session_handle: str = field(default="", repr=False)
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -56,10 +62,11 @@ class Numbers:
     def describe(self) -> str:
         """One line for a terminal."""
         rate = self.tokens_per_second
+        drafts = f", {self.accepted_tokens} of {self.drafted_tokens} guesses right" if self.drafted_tokens else ""
         return (
             f"{self.prompt_tokens} prompt tokens, {self.cached_tokens} of them cached; first token after "
             f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens"
-            f"{'' if rate is None else f', {rate:.1f} tokens/s'}"
+            f"{'' if rate is None else f', {rate:.1f} tokens/s'}{drafts}"
         )
 
 
@@ -107,6 +114,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest")
     group.add_argument("--seed", type=whole(0, MAX_UINT64), metavar="N", help="make sampling repeatable")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--speculate", choices=SPECULATION_MODES, help="guess tokens ahead; the answer stays the same")
     group.add_argument("--no-cache", action="store_true", help="neither read nor store prefixes")
 
 
@@ -122,6 +130,8 @@ def build_request(options: argparse.Namespace, n: int | None = None) -> inferenc
         request.sampling.n = n
     request.stopping.max_tokens = options.max_tokens
     request.stopping.stop.extend(check_text("--stop", text) for text in options.stop)
+    if options.speculate is not None:
+        request.speculation.mode = SPECULATION_MODES[options.speculate]
     request.cache.no_read = request.cache.no_store = options.no_cache
     return request
 
@@ -204,7 +214,10 @@ class Client:
                         numbers.stop = response.finished.stop
                         numbers.session_handle = response.finished.session_handle
                     case "summary":
-                        numbers.completion_tokens = response.summary.usage.completion_tokens
+                        usage = response.summary.usage
+                        numbers.completion_tokens = usage.completion_tokens
+                        numbers.drafted_tokens = usage.drafted_tokens
+                        numbers.accepted_tokens = usage.accepted_tokens
         except grpc.RpcError as error:
             raise self._failure(error) from None
         finally:

@@ -6,25 +6,23 @@ and its request is told, in one go. Called by the engine's thread; it sends noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Rows
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import Internal, TesseraError
 from common.logs import get_logger, where
 from decoder.cache_api import Arena, Branch, Fork
+from decoder.drawing import is_stop
 from decoder.keeping import Keeping
 from decoder.outputs import EndReason
-from decoder.penalties import SeenTokens
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel, Work
-from decoder.sampler import Draw, Drawn, sample, seen_by
+from decoder.sampler import Drawn
 from decoder.scheduler import Scheduler
 from decoder.sequence import Sequence, SequenceId, SequenceState
-
-NO_IDS: frozenset[int] = frozenset()
 
 
 class Committer:
@@ -85,42 +83,17 @@ class Committer:
             sequence.copied = True
             self._requests.of(sequence).cow_copies += 1
 
-    def draw(self, work: Work, logits: NDArray[np.float32]) -> list[tuple[Sequence, int, Drawn]]:
-        """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn).
-
-        What goes wrong over one sequence is a fault of its own draw and touches no other.
-        """
-        draws: list[Draw] = []
-        owners: list[Sequence] = []
-        faults: list[tuple[Sequence, int, Drawn]] = []
-        for row, sequence in enumerate(work.sampled):
-            try:
-                wanted = self._draws_of(row, sequence)
-            except Exception as error:  # noqa: BLE001 - fails this sequence's request alone
-                faults.append((sequence, sequence.sample, Drawn(None, fault=error)))
-                continue
-            draws += wanted
-            owners += [sequence] * len(wanted)
-        drawn = sample(logits, draws)
-        made = [(owner, draw.sample, one) for owner, draw, one in zip(owners, draws, drawn, strict=True)]
-        return faults + made
-
-    def _draws_of(self, row: int, sequence: Sequence) -> list[Draw]:
-        request = sequence.request
-        seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
-        seen = seen_by(seen, request.sampling, sequence.tokens, sequence.num_prompt)
-        sequence.penalties = seen
-        masked = request.stopping.stop_ids if sequence.num_generated < request.stopping.min_tokens else NO_IDS
-        indices = sorted(self._requests.of(sequence).open_samples) if sequence.is_trunk else (sequence.sample,)
-        return [
-            Draw(row, request.sampling, index, sequence.num_tokens, masked, seen, request.num_logprobs)
-            for index in indices
-        ]
-
     def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]]) -> list[Fork]:
         """The step has finished: count what is computed, give the tokens out; the forks that are to be asked for."""
+        num_drawn = Counter(sequence.sequence_id for sequence, _, _ in draws)
         for sequence, count in work.parts:
-            sequence.num_computed += count
+            drafts = work.drafts.get(sequence.sequence_id)
+            if drafts is None:
+                sequence.num_computed += count
+            else:  # as many guesses were right as tokens were drawn after the first
+                accepted = num_drawn[sequence.sequence_id] - 1
+                sequence.num_computed += 1 + accepted
+                self._count_drafts(sequence, len(drafts), accepted)
         forks: list[Fork] = []
         trunks: dict[SequenceId, list[tuple[int, Drawn]]] = {}
         for sequence, index, drawn in draws:
@@ -140,11 +113,19 @@ class Committer:
                 sequence.append_token(drawn.token)
             else:
                 self.leave(sequence)
-        for sequence in work.sampled:
+        for sequence, _ in work.sampled:
             firsts = trunks.get(sequence.sequence_id)
             if firsts is not None and sequence.state is SequenceState.RUNNING:
                 forks += self._fan_out(sequence, firsts)
         return forks
+
+    def _count_drafts(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        if sequence.pace is not None:
+            sequence.pace.record(drafted, accepted)
+        if sequence.state is SequenceState.RUNNING:
+            active = self._requests.of(sequence)
+            active.drafted += drafted
+            active.accepted += accepted
 
     def _gain(
         self, active: ActiveRequest, index: int, drawn: Drawn, num_generated: int, sequence: Sequence | None = None
@@ -155,18 +136,18 @@ class Committer:
         if token is None:
             return False
         self._reporter.generated_tokens += 1
-        is_stop = token in stopping.stop_ids and num_generated > stopping.min_tokens
-        if not is_stop and num_generated < stopping.max_tokens:
+        stops = is_stop(stopping, token, num_generated)
+        if not stops and num_generated < stopping.max_tokens:
             self._requests.gain(active, index, token, drawn.logprobs)
             return True
-        reason = EndReason.STOP if is_stop else EndReason.LENGTH
+        reason = EndReason.STOP if stops else EndReason.LENGTH
         if sequence is not None and sequence.lease is not None and active.request.keep_seconds:
-            if not is_stop:
+            if not stops:
                 sequence.append_token(token)  # what is kept is the whole answer, but for a token that only says its end
             self.keeping.wait(sequence.lease, active, index, reason, drawn)
             return False
         self._requests.gain(active, index, token, drawn.logprobs)
-        self._requests.end_sample(active, index, reason, token if is_stop else None)
+        self._requests.end_sample(active, index, reason, token if stops else None)
         return False
 
     def _fan_out(self, trunk: Sequence, firsts: Rows[tuple[int, Drawn]]) -> list[Fork]:

@@ -70,6 +70,8 @@ class RequestEnded:
     number: RequestNumber
     completion_tokens: int
     cow_copies: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

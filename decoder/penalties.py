@@ -34,6 +34,15 @@ class SeenTokens:
             self._counts[token] = self._counts.get(token, 0) + 1
         self._num_seen = len(tokens)
 
+    def after(self, tokens: IntArray) -> SeenTokens:
+        """The counts as they would be with `tokens`, int32, appended to the answer; these stay as they are."""
+        other = SeenTokens(self._num_prompt)
+        other._num_seen = self._num_seen + len(tokens)
+        other._counts = dict(self._counts)
+        for token in tokens.tolist():
+            other._counts[token] = other._counts.get(token, 0) + 1
+        return other
+
     def apply(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
         """Penalise float32 [vocab] in place.
 

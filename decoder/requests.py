@@ -29,8 +29,8 @@ class ActiveRequest:
     """One request that has not ended."""
 
     __slots__ = (
-        "admitted_ns", "base_tokens", "cached_tokens", "consumed", "cow_copies", "generated", "has_started", "is_open",
-        "is_paused", "open_samples", "request", "sequences", "sink", "submitted_ns",
+        "accepted", "admitted_ns", "base_tokens", "cached_tokens", "consumed", "cow_copies", "drafted", "generated",
+        "has_started", "is_open", "is_paused", "open_samples", "request", "sequences", "sink", "submitted_ns",
     )  # fmt: skip
 
     def __init__(self, request: Request, sink: Sink, now_ns: int) -> None:
@@ -48,6 +48,8 @@ class ActiveRequest:
         self.generated = 0
         self.consumed = 0
         self.cow_copies = 0
+        self.drafted = 0
+        self.accepted = 0
 
     def admit(self, cached_tokens: int, now_ns: int) -> None:
         """The first admission; later ones change nothing."""
@@ -145,7 +147,9 @@ class RequestTable:
         active.open_samples.discard(sample)
         if active.is_open and not active.open_samples:
             self._close(active)
-            ended = RequestEnded(active.request.number, active.generated, active.cow_copies)
+            ended = RequestEnded(
+                active.request.number, active.generated, active.cow_copies, active.drafted, active.accepted
+            )
             self._result(active.sink).ended.append(ended)
 
     def fail(self, active: ActiveRequest, error: TesseraError) -> None:

@@ -17,7 +17,7 @@ from common.layout import NULL_BLOCK
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
 from decoder.scheduler import Plan
-from decoder.sequence import IntArray, Sequence
+from decoder.sequence import IntArray, Sequence, SequenceId
 
 
 class StepModel(Protocol):
@@ -40,11 +40,16 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A batch, the sequences of its rows with the tokens each computes, and those whose logits come back, by row."""
+    """A batch, the sequences of its rows with the tokens each computes, and those whose logits come back.
+
+    sampled: (sequence, its first row of the logits): one row, with `drafts` one more for each of them
+    drafts:  tokens guessed to come after the last one of a sequence, int32
+    """
 
     batch: StepBatch
     parts: list[tuple[Sequence, int]]
-    sampled: list[Sequence]
+    sampled: list[tuple[Sequence, int]]
+    drafts: dict[SequenceId, IntArray]
 
 
 class Runner:
@@ -57,9 +62,11 @@ class Runner:
 
     def build(self, plan: Plan) -> Work:
         """The batch of `plan`, which has work."""
-        singles = [(sequence, 1) for sequence in plan.decodes]
+        drafts = plan.drafts
+        singles = [(sequence, 1) for sequence in plan.decodes if sequence.sequence_id not in drafts]
         singles += [(sequence, 1) for sequence, count in plan.chunks if count == 1]
-        chunks = [(sequence, count) for sequence, count in plan.chunks if count > 1]
+        chunks = [(item, 1 + len(drafts[item.sequence_id])) for item in plan.decodes if item.sequence_id in drafts]
+        chunks += [(sequence, count) for sequence, count in plan.chunks if count > 1]
         parts = singles + chunks
         starts = np.zeros(len(parts) + 1, np.int32)
         np.cumsum([count for _, count in parts], out=starts[1:])
@@ -72,20 +79,27 @@ class Runner:
             positions[: len(singles)] = [sequence.num_computed for sequence, _ in singles]
         for (sequence, count), start in zip(chunks, starts[len(singles) :].tolist(), strict=False):
             first = sequence.num_computed
-            tokens[start : start + count] = sequence.tokens[first : first + count]
+            known = min(count, sequence.remaining)
+            tokens[start : start + known] = sequence.tokens[first : first + known]
+            tokens[start + known : start + count] = drafts.get(sequence.sequence_id, sequence.tokens[:0])
             positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
         contexts = np.array([sequence.num_computed + count for sequence, count in parts], np.int32)
-        finishing = [index for index, (sequence, count) in enumerate(parts) if count == sequence.remaining]
+        sampled: list[tuple[Sequence, int]] = []
+        logit_rows: list[int] = []
+        for (sequence, count), end in zip(parts, starts[1:].tolist(), strict=True):
+            if count >= sequence.remaining:  # its last known token is computed, and what is guessed after it
+                sampled.append((sequence, len(logit_rows)))
+                logit_rows += range(end - 1 - (count - sequence.remaining), end)
         batch = StepBatch(
             token_ids=tokens,
             positions=positions,
             query_starts=starts,
             context_lens=contexts,
             block_tables=self._fill_tables(parts),
-            logit_rows=starts[1:][finishing] - np.int32(1),
+            logit_rows=np.array(logit_rows, np.int32),
             num_decodes=len(singles),
         )
-        return Work(batch, parts, [parts[index][0] for index in finishing])
+        return Work(batch, parts, sampled, drafts)
 
     def _fill_tables(self, parts: Rows[tuple[Sequence, int]]) -> IntArray:
         width = max(sequence.num_blocks for sequence, _ in parts)

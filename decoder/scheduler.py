@@ -19,7 +19,7 @@ from typing import Final
 from decoder.admission import AdmissionQueue, rank_of
 from decoder.credit import Credit
 from decoder.prefix_waits import WAIT_SECONDS, PrefixWaits
-from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceState
+from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceId, SequenceState
 
 # After a preemption nobody is admitted for so many steps, unless somebody leaves: else the blocks that were just
 # given up would go to the next in the queue and not to the sequence that needed them.
@@ -34,12 +34,14 @@ class Plan:
     chunks:    (sequence, tokens to compute) of prefills, each >= 1
     preempted: sequences that gave up their place; leases and sealed counts are still on them, to be released
     outgrown:  (sequence, blocks needed) that no pool of this size can hold any more
+    drafts:    token ids, int32, guessed to come after the last one of a decode; filled in by the speculator
     """
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     outgrown: list[tuple[Sequence, int]] = field(default_factory=list)
+    drafts: dict[SequenceId, IntArray] = field(default_factory=dict)
     in_need: bool = False
 
     @property
@@ -199,9 +201,25 @@ class Scheduler:
         need = 0
         for sequence in self.running:
             if not sequence.paused:
-                tokens = min(sequence.num_tokens - 1 + ahead, sequence.last_kv_tokens)
+                steps = ahead if sequence.pace is None else ahead * (1 + sequence.pace.length)
+                tokens = min(sequence.num_tokens - 1 + steps, sequence.last_kv_tokens)
                 need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
         return need
+
+    # ---- guessed tokens
+
+    def draft_room(self, sequence: Sequence) -> int:
+        """Tokens after the next one of a sequence for which its table and the unused credit have room."""
+        return (sequence.num_blocks + len(self.credit)) * self.block_tokens - sequence.num_tokens
+
+    def cover_drafts(self, sequence: Sequence, count: int) -> int:
+        """Makes the table reach `count` tokens after the next one, or as many as unused credit allows; how many."""
+        while sequence.num_blocks * self.block_tokens < sequence.num_tokens + count:
+            block = self.credit.take()
+            if block is None:
+                return sequence.num_blocks * self.block_tokens - sequence.num_tokens
+            sequence.append_block(block)
+        return count
 
     def _cover(self, sequence: Sequence, plan: Plan) -> bool:
         # Makes the table reach the token to compute; where that fails, decides who gives way.

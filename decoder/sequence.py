@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.layout import NULL_BLOCK
+from decoder.draft_pace import DraftPace
 
 SequenceId = NewType("SequenceId", int)
 LeaseId = NewType("LeaseId", int)
@@ -51,6 +52,21 @@ class StoppingParams:
     max_tokens: int
     min_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
+
+
+class SpeculationMode(Enum):
+    """A way of guessing tokens ahead."""
+
+    PROMPT_LOOKUP = "prompt_lookup"
+    DRAFT_MODEL = "draft_model"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """How tokens are guessed ahead, and at most how many in a step (>= 1)."""
+
+    mode: SpeculationMode
+    draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,7 @@ class Request:
     session_handle: bytes = field(default=b"", repr=False)
     session_tokens: int = 0
     keep_seconds: float = 0.0
+    speculation: SpeculationParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,7 @@ class Sequence:
 
     __slots__ = (
         "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing",
-        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "paused", "penalties", "rank",
+        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties", "rank",
         "reported_sealed", "reported_tokens", "request", "sample", "sequence_id", "state", "taken",
     )  # fmt: skip
 
@@ -141,6 +158,7 @@ class Sequence:
         self._tokens[: self.num_tokens] = request.prompt
         self._table: IntArray = np.full(8, NULL_BLOCK, np.int32)
         self.penalties: object | None = None
+        self.pace: DraftPace | None = None
         self._forget_lease()
 
     def _forget_lease(self) -> None:

@@ -161,7 +161,13 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
             session_tokens=0 if finished.handle is None else finished.handle.num_tokens,
         )
     for ended in result.ended:
-        output.ended.add(request=ended.number, completion_tokens=ended.completion_tokens, cow_copies=ended.cow_copies)
+        output.ended.add(
+            request=ended.number,
+            completion_tokens=ended.completion_tokens,
+            cow_copies=ended.cow_copies,
+            drafted_tokens=ended.drafted_tokens,
+            accepted_tokens=ended.accepted_tokens,
+        )
     for failed in result.failed:
         retry = failed.error.retry_after_seconds
         output.failed.add(

@@ -19,6 +19,7 @@ from common.logs import get_logger, where
 from common.tokens import pack_tokens
 from decoder.cache_api import Acquire, CacheClient, Event
 from decoder.commit import Committer
+from decoder.drawing import draw_tokens
 from decoder.inbox import Inbox, Message
 from decoder.intake import Intake
 from decoder.prefix_waits import WAIT_SECONDS
@@ -28,6 +29,7 @@ from decoder.runner import Runner, StepModel
 from decoder.scheduler import Plan, Scheduler
 from decoder.scrubbing import zero_blocks
 from decoder.sequence import Sequence
+from decoder.speculation import Speculator
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
 RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
@@ -77,6 +79,7 @@ class StepLoop:
             wait_seconds=options.wait_seconds,
         )
         self.requests = RequestTable(options.window_tokens)
+        self._speculator = Speculator(self._scheduler, options.chunk_tokens)
         self._reporter = Reporter(model.layout.block_tokens)
         self._committer = Committer(model, self._scheduler, self.requests, self._reporter)
         self.intake = Intake(
@@ -229,10 +232,11 @@ class StepLoop:
         sequences = [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
         if self.options.step_delay_seconds:
             self._pause(self.options.step_delay_seconds)
+        self._speculator.draft(plan)
         try:
             work = self._runner.build(plan)
             logits = self._model.forward(work.batch, arena)
-            draws = self._committer.draw(work, logits)
+            draws = draw_tokens(work, logits, self.requests)
         except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
             self._step_failed(sequences, error)
             return

@@ -12,7 +12,16 @@ from typing import Final
 from common.errors import InvalidArgument, Unimplemented
 from common.labels import check_label
 from common.tokens import unpack_tokens
-from decoder.sequence import IntArray, Request, RequestNumber, SamplingParams, ScopePrefix, StoppingParams
+from decoder.sequence import (
+    IntArray,
+    Request,
+    RequestNumber,
+    SamplingParams,
+    ScopePrefix,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
 from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
@@ -21,12 +30,18 @@ MAX_SAMPLES: Final = 16
 MAX_STOP_IDS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_DRAFT_TOKENS: Final = 16
+DRAFT_TOKENS: Final = 8
 MAX_ID_CHARACTERS: Final = 128
 MAX_GRANT_BYTES: Final = 4096
 HANDLE_BYTES: Final = 16
 MAX_SCOPE_NAME: Final = 64
 CACHE_PRIORITY: Final = 50
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
+_MODES: Final = {
+    inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP: SpeculationMode.PROMPT_LOOKUP,
+    inference_pb2.SPECULATION_MODE_DRAFT_MODEL: SpeculationMode.DRAFT_MODEL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_handle=submit.session_handle,
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
+        speculation=_speculation(submit.speculation),
     )
 
 
@@ -101,10 +117,23 @@ def _check_session(submit: decode_pb2.Submit) -> None:
 def _check_later_versions(submit: decode_pb2.Submit) -> None:
     later = {
         "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
+        "beam": submit.HasField("beam"),
+        "speculation.mode": submit.speculation.mode == inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
     }
     for field, is_set in later.items():
         if is_set:
             raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
+
+
+def _speculation(speculation: inference_pb2.Speculation) -> SpeculationParams | None:
+    count = DRAFT_TOKENS
+    if speculation.HasField("draft_tokens"):
+        count = _whole("speculation.draft_tokens", speculation.draft_tokens, 1, MAX_DRAFT_TOKENS)
+    if speculation.mode == inference_pb2.SPECULATION_MODE_UNSPECIFIED:
+        return None
+    if speculation.mode not in _MODES:
+        raise InvalidArgument("speculation.mode", "allowed are PROMPT_LOOKUP and DRAFT_MODEL")
+    return SpeculationParams(_MODES[speculation.mode], count)
 
 
 def _cache_priority(cache: inference_pb2.Cache) -> int:

@@ -56,6 +56,8 @@ class RequestEnd:
     """The request ended well at the decoder."""
 
     cow_copies: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -239,7 +239,7 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
             SampleEnd(finished.index, finished.reason, stop, finished.session_handle, finished.session_tokens)
         )
     for ended in step.ended:
-        of(ended.request).end = RequestEnd(ended.cow_copies)
+        of(ended.request).end = RequestEnd(ended.cow_copies, ended.drafted_tokens, ended.accepted_tokens)
     for failed in step.failed:
         of(failed.request).failure = _failure(failed)
     for number, update in updates.items():

@@ -67,7 +67,7 @@ class Generation:
         self._cut = cut
         self._start: Start | None = None
         self._first_token: float | None = None
-        self._cow_copies = 0
+        self._ended = RequestEnd(cow_copies=0)
 
     async def run(self, write: Callable[[pb.GenerateResponse], Awaitable[None]]) -> None:
         """Send all events of the stream. Raises the error that ended the request, if one did.
@@ -81,7 +81,7 @@ class Generation:
                     await self._settle(response.finished)
                 await write(response)
             if update.end is not None:
-                self._cow_copies = update.end.cow_copies
+                self._ended = update.end
                 break
             # Only now has the client's side taken what came before.
             self._stream.consumed(update.num_tokens)
@@ -227,7 +227,9 @@ class Generation:
                 prompt_tokens=self._prompt_tokens,
                 cached_tokens=start.cached_tokens,
                 completion_tokens=self.completion_tokens,
-                cow_copies=self._cow_copies,
+                cow_copies=self._ended.cow_copies,
+                drafted_tokens=self._ended.drafted_tokens,
+                accepted_tokens=self._ended.accepted_tokens,
             ),
             timing=pb.Timing(
                 queue_seconds=arrival.submitted - arrival.arrived + start.queue_seconds,

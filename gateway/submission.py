@@ -41,6 +41,8 @@ def build_submission(
         session_tokens=plan.session.num_tokens,
         keep_seconds=plan.session.keep_seconds,
     )
+    if request.HasField("speculation"):
+        submit.speculation.CopyFrom(request.speculation)
     submit.DiscardUnknownFields()
     submit.sampling.n = plan.num_samples
     if not submit.sampling.HasField("seed"):

@@ -23,6 +23,7 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_DRAFT_TOKENS: Final = 16
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 MAX_SCOPE_NAME: Final = 64
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
@@ -55,6 +56,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     """Check all fields but the length of the prompt. Raises InvalidArgument or Unimplemented at the first bad one."""
     _check_scope(request)
     _check_later_versions(request)
+    _check_speculation(request.speculation)
     num_samples = _check_sampling(request.sampling, limits)
     _check_stopping(request.stopping, limits)
     wants_logprobs = request.output.HasField("logprobs")
@@ -122,7 +124,7 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
     later = {
         "output.prompt_logprobs": request.output.HasField("prompt_logprobs"),
         "beam": request.HasField("beam"),
-        "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
+        "speculation.mode": request.speculation.mode == inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
         "adapter": bool(request.adapter),
     }
     for field, is_set in later.items():
@@ -132,6 +134,13 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
         _whole("cache.priority", cache.priority, 0, 100)
     if cache.HasField("ttl_seconds") and not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
         raise InvalidArgument("cache.ttl_seconds", "allowed is a number > 0 and at most 100 years")
+
+
+def _check_speculation(speculation: inference_pb2.Speculation) -> None:
+    if speculation.mode not in inference_pb2.SpeculationMode.values():
+        raise InvalidArgument("speculation.mode", "allowed are PROMPT_LOOKUP and DRAFT_MODEL")
+    if speculation.HasField("draft_tokens"):
+        _whole("speculation.draft_tokens", speculation.draft_tokens, 1, MAX_DRAFT_TOKENS)
 
 
 def _check_sampling(sampling: inference_pb2.Sampling, limits: ModelLimits) -> int:

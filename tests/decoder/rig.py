@@ -24,7 +24,7 @@ from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
 from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded, Started, StepResult
-from decoder.sequence import Request, RequestNumber, SamplingParams, StoppingParams
+from decoder.sequence import Request, RequestNumber, SamplingParams, SpeculationParams, StoppingParams
 
 BLOCK_TOKENS = 4
 VOCAB = 97
@@ -35,7 +35,8 @@ _PRIME = 2_147_483_647
 class RecallModel:
     """Stores (token, position) as keys, and answers with a hash of all it reads back."""
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS, vocab: int = VOCAB) -> None:
+    def __init__(self, block_tokens: int = BLOCK_TOKENS, vocab: int = VOCAB, window: int | None = None) -> None:
+        self.window = window  # with it the logits follow from the last `window` tokens alone: greedily it soon repeats
         self.config = SimpleNamespace(vocab_size=vocab, eos_token_ids=(EOS,), max_position=4096)
         self.layout = KvLayout(1, 1, 8, block_tokens, KvDtype.FLOAT32)
         self.batches: list[tuple[int, int]] = []  # (single tokens, all tokens) of each step
@@ -68,6 +69,11 @@ class RecallModel:
             stored = arena[table, 0, 0, 0].reshape(-1, 8)[:context, :2].astype(np.float64)
             if not np.array_equal(stored[:, 1], np.arange(context)):
                 hashes[rows] = -1  # a token was read that is not there
+                continue
+            if self.window is not None:
+                words = stored[:, 0].astype(np.int64) + 1
+                parts = [np.pad(words, (k, 0))[:context] * (7919 * k + 13) for k in range(self.window)]
+                hashes[rows] = (sum(parts) % _PRIME)[batch.positions[rows.start : rows.stop]]
                 continue
             sums = np.cumsum((stored[:, 0].astype(np.int64) + 1) * (7919 * np.arange(1, context + 1) + 13) % _PRIME)
             hashes[rows] = sums[batch.positions[rows.start : rows.stop]] % _PRIME
@@ -121,6 +127,7 @@ class RecordingSink:
     starts: dict[int, Started] = field(default_factory=dict)
     finished: dict[tuple[int, int], SampleEnded] = field(default_factory=dict)
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    drafts: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: dict[int, TesseraError] = field(default_factory=dict)
     refused: list[int] = field(default_factory=list)
     num_results: int = 0
@@ -143,6 +150,7 @@ class RecordingSink:
         for ended in result.ended:
             assert ended.number not in self.ended and ended.number not in self.failed
             self.ended[ended.number] = (ended.completion_tokens, ended.cow_copies)
+            self.drafts[ended.number] = (ended.drafted_tokens, ended.accepted_tokens)
         for failed in result.failed:
             if isinstance(failed.error, AlreadyExists):
                 self.refused.append(failed.number)
@@ -247,6 +255,7 @@ def request(
     priority: int = 0,
     no_read: bool = False,
     no_store: bool = False,
+    speculation: SpeculationParams | None = None,
     **sampling: Any,
 ) -> Request:
     """A request; greedy unless said."""
@@ -261,6 +270,7 @@ def request(
         no_read=no_read,
         no_store=no_store,
         priority=priority,
+        speculation=speculation,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decoder.sequence import Request
+from decoder.sequence import Request, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
 from tests.decoder.rig import Node, request
+from tests.decoder.test_engine_speculation import Teller
 from tests.tiny_models import make_tiny_llama
 
 VOCAB = 512
@@ -81,4 +83,31 @@ def test_preemption_and_samples_change_no_token(model: Any) -> None:
         got = {sample: tokens for (number, sample), tokens in node.sink.tokens.items() if number == item.number}
         assert got == solo_tokens(model, item), item.number
     assert node.manager.snapshot().preemptions > 0
+    node.assert_quiet()
+
+
+def test_guessed_tokens_change_no_bit(model: Any) -> None:
+    """With guesses of which some are right and some wrong, the tokens, and the log-probabilities to the last bit, are
+    those of plain decoding, greedy and sampled."""
+    plain, node = node_of(model, 64), node_of(model, 64)
+    speculation = SpeculationParams(SpeculationMode.PROMPT_LOOKUP, 6)
+    items = [
+        request(
+            number, prompt_of(20 + 4 * number, number), max_tokens=30, num_logprobs=2, speculation=speculation,
+            temperature=0.0 if number < 3 else 0.8, seed=number,
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    for item in items:
+        plain.submit(replace(item, speculation=None))
+    plain.finish(*range(6))
+    teller = Teller({item.number: {0: plain.sink.tokens[item.number, 0]} for item in items}, 0.3)
+    node.engine._loop._speculator._drafters[SpeculationMode.PROMPT_LOOKUP] = teller
+    for item in items:
+        node.submit(item)
+    node.finish(*range(6))
+    assert node.sink.tokens == plain.sink.tokens
+    assert node.sink.logprobs == plain.sink.logprobs
+    drafted, accepted = (sum(column) for column in zip(*node.sink.drafts.values(), strict=True))
+    assert 0.3 * drafted < accepted < drafted
     node.assert_quiet()

@@ -34,11 +34,27 @@ def test_a_mixed_step_has_single_tokens_first() -> None:
     assert batch.context_lens.tolist() == [5, 2, 3, 6]
     assert batch.block_tables.tolist() == [[7, 8], [6, 0], [3, 0], [4, 5]]
     assert batch.logit_rows.tolist() == [0, 1, 4]
-    assert work.sampled == [decode, last, whole]
+    assert work.sampled == [(decode, 0), (last, 1), (whole, 2)]
     for array in (batch.token_ids, batch.positions, batch.query_starts, batch.context_lens, batch.block_tables):
         assert array.dtype == np.int32
         assert array.flags.c_contiguous
     assert batch.logit_rows.dtype == np.int32
+
+
+def test_guessed_tokens_are_a_chunk_with_logits_at_every_row() -> None:
+    """A decode with guesses computes its last token and the guesses; a chunk beside it wants its last row alone."""
+    plain = sequence_of(1, [11, 12, 13], 2, [7], generated=1)
+    guessed = sequence_of(2, [21, 22, 23, 24], 3, [3, 9], generated=2)
+    whole = sequence_of(3, [31, 32, 33], 0, [5])
+    plan = Plan(decodes=[guessed, plain], chunks=[(whole, 3)])
+    plan.drafts[guessed.sequence_id] = np.array([25, 26], np.int32)
+    work = Runner(4, 8).build(plan)
+    assert work.batch.num_decodes == 1
+    assert work.batch.token_ids.tolist() == [13, 24, 25, 26, 31, 32, 33]
+    assert work.batch.positions.tolist() == [2, 3, 4, 5, 0, 1, 2]
+    assert work.batch.context_lens.tolist() == [3, 6, 3]
+    assert work.batch.logit_rows.tolist() == [0, 1, 2, 3, 6]
+    assert work.sampled == [(plain, 0), (guessed, 1), (whole, 4)]
 
 
 def test_buffers_grow_to_the_step() -> None:

@@ -91,6 +91,8 @@ def test_a_decoder_without_prefix_cache_reads_and_stores_nothing() -> None:
         ("stopping.stop", [["stop"]]),
         ("stopping.stop_token_ids", [[-1], [VOCAB], [2**31 - 1], [2**63 - 1], [1] * 65]),
         ("output.logprobs", [-1, 21]),
+        ("speculation.draft_tokens", [0, -1, 17, 2**62]),
+        ("speculation.mode", [3, 99]),
         ("priority", [-101, 101]),
         ("request_id", ["", "x" * 129, "a\nb"]),
         ("grant", [b"", b"x" * 5000]),

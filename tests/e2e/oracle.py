@@ -20,11 +20,12 @@ class Solo:
         self._memo: dict[bytes, Result] = {}
 
     def __call__(self, request: pb.GenerateRequest) -> Result:
-        """The result of `request` alone; cache flags and labels do not matter there."""
+        """The result of `request` alone; cache flags, labels and guesses do not matter there."""
         plain = pb.GenerateRequest()
         plain.CopyFrom(request)
         plain.ClearField("cache")
         plain.ClearField("session")
+        plain.ClearField("speculation")
         plain.ClearField("request_label")
         name = plain.SerializeToString(deterministic=True)
         if name not in self._memo:

@@ -163,7 +163,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_with_numbers(node: Node, solo:
     solo.probe(node)
 
 
-@pytest.mark.parametrize("field", ["beam", "adapter", "prompt_logprobs", "speculation"])
+@pytest.mark.parametrize("field", ["beam", "adapter", "prompt_logprobs"])
 def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, prompts: Prompts, field: str) -> None:
     """A field that this build does not serve is UNIMPLEMENTED with its name, never ignored."""
     request = make_request(prompts.tokens(8), new=2)
@@ -174,8 +174,6 @@ def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, pr
             request.adapter = "sql"
         case "prompt_logprobs":
             request.output.prompt_logprobs = 1
-        case "speculation":
-            request.speculation.mode = pb.SPECULATION_MODE_PROMPT_LOOKUP
     with pytest.raises(grpc.RpcError) as caught:
         node.generate(request)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

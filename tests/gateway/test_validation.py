@@ -40,6 +40,10 @@ def session(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", session=pb.Session(**fields))
 
 
+def speculation(**fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text="x", speculation=pb.Speculation(mode="SPECULATION_MODE_PROMPT_LOOKUP", **fields))
+
+
 HANDLE = "AAECAwQFBgcICQoLDA0ODw"  # the bytes 0..15
 OUT_OF_VOCABULARY = [-1, VOCABULARY, VOCABULARY + 1, 2**31 - 1, 2**63 - 1]
 REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
@@ -89,6 +93,8 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     *((lambda v=v: session(handle=HANDLE, num_tokens=v), "session.num_tokens") for v in (0, -1, 2**31)),
     *((lambda v=v: session(keep_seconds=v), "session.keep_seconds") for v in (0.0, -1.0, math.nan)),
     (lambda: pb.GenerateRequest(session=pb.Session(handle=HANDLE), sampling=pb.Sampling(n=2)), "sampling.n"),
+    (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode=7)), "speculation.mode"),  # type: ignore[arg-type]
+    *((lambda v=v: speculation(draft_tokens=v), "speculation.draft_tokens") for v in (0, -1, 17, 2**63 - 1)),
 ]
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0)), "output.prompt_logprobs"),
@@ -110,6 +116,7 @@ ACCEPTED: list[pb.GenerateRequest] = [
     *(cache(priority=v) for v in (0, 51, 100)),
     *(cache(ttl_seconds=v) for v in (1e-9, 1, 3.1e9)),
     pb.GenerateRequest(speculation=pb.Speculation()),
+    *(speculation(draft_tokens=v) for v in (1, 16)),
     cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=2**40),
     cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 64),
     session(),

@@ -18,7 +18,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds")
+    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds", "beam", "speculation")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class Submit(_message.Message):
     SESSION_HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEAM_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     request: int
     request_id: str
     grant: bytes
@@ -45,7 +47,9 @@ class Submit(_message.Message):
     session_handle: bytes
     session_tokens: int
     keep_seconds: float
-    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
+    beam: _inference_pb2.Beam
+    speculation: _inference_pb2.Speculation
+    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ..., beam: _Optional[_Union[_inference_pb2.Beam, _Mapping]] = ..., speculation: _Optional[_Union[_inference_pb2.Speculation, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request", "index", "finish")
@@ -144,14 +148,18 @@ class SampleFinished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEnded(_message.Message):
-    __slots__ = ("request", "completion_tokens", "cow_copies")
+    __slots__ = ("request", "completion_tokens", "cow_copies", "drafted_tokens", "accepted_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COW_COPIES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     completion_tokens: int
     cow_copies: int
-    def __init__(self, request: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, request: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("request", "code", "reason", "message", "metadata", "retry_after_nanoseconds")

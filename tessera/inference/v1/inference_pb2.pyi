@@ -130,10 +130,12 @@ class Beam(_message.Message):
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode",)
+    __slots__ = ("mode", "draft_tokens")
     MODE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ...) -> None: ...
+    draft_tokens: int
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("handle", "num_tokens", "keep_seconds")
@@ -232,16 +234,20 @@ class Finished(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., session_handle: _Optional[str] = ..., session_tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "cow_copies")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "cow_copies", "drafted_tokens", "accepted_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COW_COPIES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     cow_copies: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queue_seconds", "ttft_seconds", "total_seconds")

@@ -1,0 +1,53 @@
+"""Row 12 of the cases: guessing tokens ahead changes no reply and leaves no wrong guess in the index."""
+
+from __future__ import annotations
+
+from tessera.inference.v1 import inference_pb2 as pb
+from tests.e2e.client import make_request
+from tests.e2e.oracle import Solo
+from tests.e2e.prompts import Prompts
+from tests.e2e.rig import Node
+
+B = 16
+FEW = dict.fromkeys((40, 41, 42), 60.0)  # an answer of three words repeats itself: some guesses are right, some wrong
+
+
+def test_row_12_guesses_change_no_reply_and_are_never_indexed(node: Node, solo: Solo, prompts: Prompts) -> None:
+    """Six requests share five blocks and guess ahead, one is cancelled midway: each reply is the solo one without
+    guesses, and the index has no token beside those of prompts and replies."""
+    node.fresh()
+    shared = prompts.tokens(5 * B)
+    requests = []
+    for number in range(6):
+        temperature = 0.0 if number % 2 else 0.7
+        request = make_request(
+            [*shared, *prompts.tokens(3 + number)], new=24, bias=FEW, temperature=temperature, seed=number
+        )
+        request.speculation.mode = pb.SPECULATION_MODE_PROMPT_LOOKUP
+        requests.append(request)
+    running = [node.background(request) for request in requests[:5]]
+    stream = node.stream(requests[5])
+    while stream.num_tokens <= 8:
+        stream.step()
+    stream.cancel()
+    told = stream.samples[0].token_ids
+    results = [one.result() for one in running]
+    for request, result in zip(requests, results, strict=False):
+        solo.check(request, result)
+    answers = [solo(request).token_ids for request in requests]
+    assert answers[5][: len(told)] == told
+    drafted = sum(result.usage.drafted_tokens for result in results)
+    accepted = sum(result.usage.accepted_tokens for result in results)
+    assert 0 < accepted < drafted, "positive control: some guesses were right and some wrong"
+    node.quiet()
+    said = {
+        tuple((*request.token_ids.ids, *answer)[:end])
+        for request, answer in zip(requests, answers, strict=True)
+        for end in range(1, len(request.token_ids.ids) + len(answer) + 1)
+    }
+    assert 0 < sum(prefix.num_tokens for prefix in node.admin.prefixes()) <= len(said)
+    for request, answer in zip(requests[:5], answers, strict=False):
+        again = make_request([*request.token_ids.ids, *answer, 50], new=2)
+        result = node.generate(again)
+        assert result.cached_tokens >= len(request.token_ids.ids) + len(answer) - 1 - B
+        solo.check(again, result)
