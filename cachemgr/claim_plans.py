@@ -7,7 +7,7 @@ sealed with the very content that others claim there too, or in limbo and nobody
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -137,19 +137,46 @@ def _follows(state: CacheState, block: int, path: BlockRun) -> bool:
     return last == (int(path[-1]) if len(path) else 0)
 
 
-def source_fits(state: CacheState, plan: Plan, limbo: set[int], shared: dict[int, Content]) -> bool:
-    """Whether the source of a copy that has not run is where it was: listed after the same path, or not listed."""
+@dataclass(slots=True)
+class Sources:
+    """Unlisted blocks that may be copied from: those in the tables of sequences that are claimed.
+
+    shared:  whole blocks;  heads: the tenant of each first block of this claim's tables
+    partial: (place, digest of the path before it, its tokens) of each block that is sealed in part
+    """
+
+    shared: dict[int, Content]
+    heads: dict[int, TenantId] = field(default_factory=dict)
+    partial: dict[int, tuple[int, bytes, bytes]] = field(default_factory=dict)
+
+    def add(self, state: CacheState, plan: Plan) -> None:
+        """What a plan's table holds."""
+        held, size = plan.claim.held, state.block_tokens
+        self.shared.update(plan.shared)
+        self.heads[int(held.blocks[0])] = plan.claim.tenant
+        place, rest = divmod(held.sealed_tokens, size)
+        if held.copy is None and rest:
+            tokens = held.tokens[place * state.index.block_bytes : held.sealed_tokens * TOKEN_BYTES]
+            self.partial[int(held.blocks[place])] = (place, Path(state, plan.claim).to(place), tokens)
+
+
+def source_fits(state: CacheState, plan: Plan, sources: Sources) -> bool:
+    """Whether the source of a copy that has not run is where it was: listed after the same path, or in the table of a
+    sequence that is claimed. What is in any other block that is not listed, and whose it is, nobody can tell."""
     copy = plan.claim.held.copy
     if copy is None:
         return True
     if 0 < copy.source <= state.pool.num_blocks and state.pool.published[copy.source]:
         return len(plan.listed) * state.block_tokens == plan.sealed and _follows(state, copy.source, plan.listed)
-    content = shared.get(copy.source)
-    if content is None:
-        return copy.source in limbo
     # Both must stand after the same blocks: a listed block is held by no more than those that hold the one before it.
     place = plan.sealed // state.block_tokens
-    return content[1] == place and (place == 0 or content[2] == Path(state, plan.claim).to(place))
+    before = (place, Path(state, plan.claim).to(place))
+    is_own_head = place == 0 and sources.heads.get(copy.source) == plan.claim.tenant  # a branch may have left the scope
+    whole, part = sources.shared.get(copy.source), sources.partial.get(copy.source)
+    if whole is not None:
+        return is_own_head or whole[1:3] == before
+    wanted = plan.claim.held.tokens[place * state.index.block_bytes :][: copy.num_tokens * TOKEN_BYTES]
+    return part is not None and (is_own_head or part[:2] == before) and part[2].startswith(wanted)
 
 
 class Path:

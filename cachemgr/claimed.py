@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Owner, place in the sequence (-1: only copied from), digests of the path before it and with it (`claim_plans.Path`).
+# Owner, place in the sequence, digests of the path before it and with it (`claim_plans.Path`).
 Content = tuple[int, int, bytes, bytes]
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachemgr.adoption import in_limbo, leave_limbo
-from cachemgr.blocks import NO_OWNER
-from cachemgr.claim_plans import Claim, Plan, listed_part, plan_claim, source_fits
-from cachemgr.claimed import Claimed
+from cachemgr.blocks import NO_OWNER, BlockState
+from cachemgr.claim_plans import Claim, Plan, Sources, listed_part, plan_claim, source_fits
+from cachemgr.claimed import Claimed, Content
 from cachemgr.ids import BlockArray, SessionId
 from cachemgr.layers import tail_key, trees_of, whole_blocks
 from cachemgr.leases import NO_LEASE, Deferred, Lease, Session
@@ -33,7 +33,10 @@ def claim(
     session = state.book.session(session_id)
     limbo = set(in_limbo(state).tolist())
     plans: list[Plan | None] = []
-    taken, shared = set(claimed.writable), dict(claimed.shared)
+    taken = set(claimed.writable)
+    active = int(BlockState.ACTIVE)  # a lease that was claimed may have ended since
+    shared = {block: content for block, content in claimed.shared.items() if state.pool.state[block] == active}
+    before = dict(shared)
     own = set(credit.tolist())
     if len(own) != len(credit) or not own <= limbo - taken:
         raise InvalidArgument("credit_blocks", "holds blocks twice, or blocks that are not the session's credit")
@@ -44,7 +47,7 @@ def claim(
         if plan is not None:
             taken.update(plan.writable)
             shared.update(plan.shared)
-    plans = [plan if plan is not None and source_fits(state, plan, limbo, shared) else None for plan in plans]
+    plans = _with_sources(state, plans, before)
     state.revision += 1
     granted = [plan for plan in plans if plan is not None]
     _take(state, granted, own, claimed)
@@ -58,6 +61,20 @@ def claim(
         state.journal.flush()
     numbers = [NO_LEASE if plan is None else leases[id(plan)].lease_id for plan in plans]
     return Resumed(numbers, [swap for swap in swaps if swap is not None], state.revision)
+
+
+def _with_sources(state: CacheState, plans: list[Plan | None], before: dict[int, Content]) -> list[Plan | None]:
+    """The plans whose copies have their sources; `before` are the blocks claimed earlier that are held still. Where one
+    is refused, what it alone holds is no source for another."""
+    while True:
+        sources = Sources(dict(before))
+        for plan in plans:
+            if plan is not None:
+                sources.add(state, plan)
+        fitting = [plan if plan is not None and source_fits(state, plan, sources) else None for plan in plans]
+        if fitting.count(None) == plans.count(None):
+            return fitting
+        plans = fitting
 
 
 def _take(state: CacheState, plans: list[Plan], credit: set[int], claimed: Claimed) -> None:
@@ -79,14 +96,10 @@ def _take(state: CacheState, plans: list[Plan], credit: set[int], claimed: Claim
         state.pool.hold(plan.listed)
         if copy is not None and state.pool.published[copy.source]:
             state.pool.hold_one(copy.source)
-    for plan in plans:  # after all tables: a source may be in one of them
+    for plan in plans:
         copy = plan.claim.held.copy
-        if copy is None or state.pool.published[copy.source]:
-            continue
-        (again if copy.source in before else fresh.setdefault(plan.owner, [])).append(copy.source)
-        before.add(copy.source)
-        if copy.source not in claimed.writable:
-            claimed.shared.setdefault(copy.source, (plan.owner, -1, b"", b""))
+        if copy is not None and not state.pool.published[copy.source]:
+            again.append(copy.source)  # in the table of a sequence that is claimed, too
     for owner, blocks in fresh.items():
         run = np.array(blocks, np.intp)
         leave_limbo(state, run, owner)

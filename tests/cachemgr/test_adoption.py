@@ -162,6 +162,55 @@ def test_a_block_that_may_be_written_is_claimed_once() -> None:
     rig.check()
 
 
+@pytest.mark.parametrize("source", ["its own", "limbo", "quarantine", "refused with it"])
+def test_a_copy_is_claimed_from_where_it_was_alone(source: str) -> None:
+    """A copy that has not run names a block that the index lists where it stood, or one of a sequence that is claimed:
+    never what another session left unclaimed, or what is quarantined."""
+    rig = DyingRig(num_blocks=24)
+    victim = rig.attach()
+    rig.serve(range(1, 8))
+    secret = rig.acquire(range(50, 58), session=victim, tenant="b", no_store=True)
+    rig.compute(secret)
+    copying = rig.acquire([*range(1, 7), 90, 91, 92])
+    assert copying.copy is not None
+    held = rig.acquire(range(70, 78), no_store=True)
+    rig.compute(held)
+    rig.die()
+    claims = [claim_of(copying), claim_of(held, no_store=True)]
+    if source == "quarantine":
+        rig.manager.finish_adoption(now_ns=0, writers={int(victim)})
+        rig.manager._state.frozen = True
+        claims = claims[:1]
+        claims[0] = replace(claims[0], held=replace(claims[0].held, blocks=claims[0].held.blocks[:1]))
+    if source == "refused with it":
+        claims[1] = replace(claims[1], valid=False)
+    number = {"its own": copying.copy.source, "refused with it": held.table[1]}.get(source, secret.table[1])
+    copy = replace(copying.copy, source=number)
+    claims[0] = replace(claims[0], held=replace(claims[0].held, copy=copy))
+    answer = rig.manager.claim(rig.attach(), claims, np.zeros(0, np.int32), 0)
+    assert bool(answer.leases[0]) is (source == "its own")
+    assert rig.manager.check_integrity() == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_block_whose_holder_has_ended_is_claimed_by_nobody(ended: bool) -> None:
+    """A sequence that was claimed and ended while others are waited for: its blocks are free, and no part of the table
+    of another that says the same."""
+    rig = DyingRig(num_blocks=16)
+    first = rig.acquire(range(1, 9), no_store=True)
+    rig.compute(first)
+    same = claim_of(first, no_store=True)
+    rig.die()
+    session, nothing = rig.attach(), np.zeros(0, np.int32)
+    (lease,) = rig.manager.claim(session, [same], nothing, 0).leases
+    if ended:
+        news = [SequenceReport(lease, release=True)]
+        rig.manager.report(session, news, returned=nothing, wanted=0, applied_revision=0, now_ns=0)
+    answer = rig.manager.claim(rig.attach(), [same], nothing, 0)
+    assert bool(answer.leases[0]) is not ended
+    assert rig.manager.check_integrity() == []
+
+
 def test_branches_whose_beginning_is_listed_by_another_keep_what_they_share() -> None:
     """Two branches share blocks that are not listed, the first of which another sequence has in the index: the block
     after it is listed by the first branch and is the second's as it is, held once for each."""
