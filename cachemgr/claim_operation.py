@@ -1,8 +1,8 @@
 """Attach with a resume of a session of the daemon before this one: its memory is asked for, then what it holds claimed.
 
 Invariant: only a decoder that the journal names, that proves its session by the resume token and the arena by its nonce
-is heard; the tenant of each sequence comes from its grant, whose expiry does not matter here. Protobuf in, protobuf
-out. Called by `service.py`.
+is heard; the tenant of each sequence comes from its grant, whose expiry does not matter here; what was purged by
+a rotation of its tenant's secret is not published again. Protobuf in, protobuf out. Called by `service.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cachemgr.arena.handoff import Handoff
 from cachemgr.claim_plans import Claim
 from cachemgr.clocks import Clocks
-from cachemgr.grants import GrantSigner
+from cachemgr.grants import GrantSigner, mark_of
 from cachemgr.ids import TenantId
 from cachemgr.keys import derive_root
 from cachemgr.links import Connection, Origin
@@ -32,6 +32,16 @@ from tessera.cache.v1 import cache_pb2
 
 
 @dataclass(frozen=True, slots=True)
+class _Identity:
+    """Whose a held sequence is; `may_store`: its tenant has the secret still that it had when it was admitted."""
+
+    tenant: TenantId
+    root: bytes
+    prefix: ScopeSpan | None
+    may_store: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Proofs:
     """What shows whose a held sequence is."""
 
@@ -39,9 +49,9 @@ class Proofs:
     signer: GrantSigner
     clocks: Clocks
 
-    def identity_of(self, held: cache_pb2.HeldSequence, field: str) -> tuple[TenantId, bytes, ScopeSpan | None]:
-        """Tenant, root and prefix, whatever became of the grant or its key since. Raises Unauthenticated for a grant
-        that was never one, or of a tenant that is gone; InvalidArgument."""
+    def identity_of(self, held: cache_pb2.HeldSequence, field: str) -> _Identity:
+        """Whatever became of the grant or its key since. Raises Unauthenticated for a grant that was never one, or of a
+        tenant that is gone; InvalidArgument."""
         grant = self.signer.verify(held.grant, self.clocks.steady_ns(), accepted_before=True)
         self.tenants.check_key(grant.tenant, grant.key_id, self.clocks.wall_ns(), admitted=True)
         key = cache_key_of(held.key, f"{field}.key")
@@ -49,7 +59,8 @@ class Proofs:
         if held.HasField("prefix"):
             with contextlib.suppress(PermissionDenied):
                 prefix = resolve_prefix(self.tenants, grant.tenant, key, held.prefix, held.tokens, f"{field}.prefix")
-        return grant.tenant, derive_root(self.tenants.secret(grant.tenant), key), prefix
+        secret = self.tenants.secret(grant.tenant)
+        return _Identity(grant.tenant, derive_root(secret, key), prefix, grant.mark == mark_of(secret))
 
 
 def claim(
@@ -116,17 +127,17 @@ def _claim_of(proofs: Proofs, message: cache_pb2.HeldSequence, number: int) -> C
     check_most(f"{field}.priority", message.priority, MAX_PRIORITY)
     ttl_ns = check_ttl(f"{field}.ttl_seconds", message.ttl_seconds)
     try:
-        tenant, root, prefix = proofs.identity_of(message, field)
+        found = proofs.identity_of(message, field)
     except TesseraError:
         return Claim(held, TenantId(""), b"", message.request_id, message.sample, valid=False)
     return Claim(
         held,
-        tenant,
-        root,
+        found.tenant,
+        found.root,
         message.request_id,
         message.sample,
-        no_store=message.no_store,
+        no_store=message.no_store or not found.may_store,
         priority=message.priority,
         ttl_ns=ttl_ns,
-        prefix=prefix,
+        prefix=found.prefix,
     )

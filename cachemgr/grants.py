@@ -1,11 +1,14 @@
 """Grants: short-lived signed bytes by which a decoder proves to the daemon for which tenant it asks.
 
-    version u8 | length u8 | tenant | length u8 | key id | expiry u64 ns | BLAKE2b-256 keyed by the signing secret
+    version u8 | length u8 | tenant | length u8 | key id | mark 8 bytes | expiry u64 ns | BLAKE2b-256 of it, keyed
 
 Invariant: a grant is believed only if its signature, its version, its exact length and its expiry all hold; an expiry
 further away than the longest validity is refused too, so that a clock that went back prolongs nothing. The clock is
 passed in; it is the node's monotonic one, which daemon restarts do not reset. A request that runs already may outlive
-its grant: a session may show a grant that it was leased blocks for once more after its expiry. Called by the credential
+its grant: a session may show a grant that it was leased blocks for once more after its expiry. The validity is no bound
+on what a lost grant is worth (each use asks whether its key still counts) but on how long a request may wait for its
+first lease. The mark tells which secret the tenant had: what was computed for a grant before a rotation is not shared
+after it, also by a daemon that knows of the rotation from the database alone. Called by the credential
 service (issue) and the session service (verify). Revocation is the tenants' business, by the key id that a grant names.
 """
 
@@ -20,12 +23,14 @@ from typing import Final
 from cachemgr.ids import TenantId
 from common.errors import Unauthenticated
 
-GRANT_VALIDITY_NS: Final = 600 * 1_000_000_000
+GRANT_VALIDITY_NS: Final = 86_400 * 1_000_000_000
 SIGNING_SECRET_BYTES: Final = 32
 MAX_GRANT_BYTES: Final = 256
 REMEMBERED_GRANTS: Final = 16_384  # of one session; a key brings at most one new grant a second
 
-_VERSION: Final = 1
+MARK_BYTES: Final = 8
+
+_VERSION: Final = 2
 _SIGNATURE_BYTES: Final = 32
 _EXPIRY_BYTES: Final = 8
 
@@ -36,6 +41,7 @@ class Grant:
 
     tenant: TenantId
     key_id: str
+    mark: bytes
     expiry_ns: int
 
 
@@ -47,14 +53,16 @@ class GrantSigner:
             raise ValueError(f"the signing secret has {len(secret)} bytes; it needs {SIGNING_SECRET_BYTES}")
         self._secret = secret
 
-    def issue(self, tenant: TenantId, key_id: str, now_ns: int) -> bytes:
-        """Grant bytes for `tenant`, good for GRANT_VALIDITY_NS from `now_ns`."""
+    def issue(self, tenant: TenantId, key_id: str, mark: bytes, now_ns: int) -> bytes:
+        """Grant bytes for `tenant`, good for GRANT_VALIDITY_NS from `now_ns`. `mark` has MARK_BYTES (ValueError)."""
+        if len(mark) != MARK_BYTES:
+            raise ValueError(f"the mark has {len(mark)} bytes; it needs {MARK_BYTES}")
         expiry = now_ns + GRANT_VALIDITY_NS
         parts = [bytes([_VERSION])]
         for text in (tenant, key_id):
             raw = text.encode()
             parts += [bytes([len(raw)]), raw]  # ValueError above 255 bytes; names are validated to be shorter
-        parts.append(expiry.to_bytes(_EXPIRY_BYTES, "little"))
+        parts += [mark, expiry.to_bytes(_EXPIRY_BYTES, "little")]
         body = b"".join(parts)
         return body + self._sign(body)
 
@@ -76,6 +84,11 @@ class GrantSigner:
 
     def _sign(self, body: bytes) -> bytes:
         return hashlib.blake2b(body, digest_size=_SIGNATURE_BYTES, key=self._secret, person=b"tessera-grant").digest()
+
+
+def mark_of(secret: bytes) -> bytes:
+    """Tells one secret of a tenant from the next, and nothing else of it."""
+    return hashlib.blake2b(digest_size=MARK_BYTES, key=secret, person=b"tessera-mark").digest()
 
 
 class AcceptedGrants:
@@ -110,9 +123,10 @@ def _parse(body: bytes) -> Grant:
         key_id, offset = _text(body, offset)
     except (IndexError, UnicodeDecodeError):
         raise _bad_grant() from None
-    if len(body) - offset != _EXPIRY_BYTES:
+    end = offset + MARK_BYTES
+    if len(body) - end != _EXPIRY_BYTES:
         raise _bad_grant()
-    return Grant(TenantId(tenant), key_id, int.from_bytes(body[offset:], "little"))
+    return Grant(TenantId(tenant), key_id, body[offset:end], int.from_bytes(body[end:], "little"))
 
 
 def _text(body: bytes, offset: int) -> tuple[str, int]:

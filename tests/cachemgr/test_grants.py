@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from cachemgr.grants import GRANT_VALIDITY_NS, MAX_GRANT_BYTES, AcceptedGrants, GrantSigner
+from cachemgr.grants import GRANT_VALIDITY_NS, MAX_GRANT_BYTES, AcceptedGrants, GrantSigner, mark_of
 from common.errors import Unauthenticated
 
 NOW = 10**15
+MARK = mark_of(b"secret" * 5)
 SIGNER = GrantSigner(b"s" * 32)
 
 
 def test_grant_says_what_it_was_issued_for():
     """A fresh grant verifies until its expiry, also in another process with the same secret."""
-    grant = SIGNER.issue("a" * 64, "0123456789abcdef", NOW)
+    grant = SIGNER.issue("a" * 64, "0123456789abcdef", MARK, NOW)
     found = GrantSigner(b"s" * 32).verify(grant, NOW + GRANT_VALIDITY_NS - 1)
     assert (found.tenant, found.key_id, found.expiry_ns) == ("a" * 64, "0123456789abcdef", NOW + GRANT_VALIDITY_NS)
+    assert found.mark == MARK != mark_of(b"another")
     assert len(grant) <= MAX_GRANT_BYTES
 
 
 def test_every_changed_bit_and_every_cut_is_refused():
     """No single-bit change, prefix or extension of a grant verifies."""
-    grant = SIGNER.issue("acme", "0123456789abcdef", NOW)
+    grant = SIGNER.issue("acme", "0123456789abcdef", MARK, NOW)
     SIGNER.verify(grant, NOW)
     for bit in range(len(grant) * 8):
         changed = bytearray(grant)
@@ -39,19 +41,19 @@ def test_every_changed_bit_and_every_cut_is_refused():
 def test_another_secret_is_refused():
     """A grant of another daemon proves nothing here."""
     with pytest.raises(Unauthenticated):
-        SIGNER.verify(GrantSigner(b"t" * 32).issue("acme", "k", NOW), NOW)
+        SIGNER.verify(GrantSigner(b"t" * 32).issue("acme", "k", MARK, NOW), NOW)
 
 
 def test_expired_grant_is_refused_and_says_so():
     """At its expiry a grant is over."""
-    grant = SIGNER.issue("acme", "k", NOW)
+    grant = SIGNER.issue("acme", "k", MARK, NOW)
     with pytest.raises(Unauthenticated, match="expired"):
         SIGNER.verify(grant, NOW + GRANT_VALIDITY_NS)
 
 
 def test_grant_that_was_accepted_before_may_have_expired_and_nothing_else():
     """Its expiry alone is forgiven: a changed one, and one from the future, are refused all the same."""
-    grant = SIGNER.issue("acme", "k", NOW)
+    grant = SIGNER.issue("acme", "k", MARK, NOW)
     late = NOW + 100 * GRANT_VALIDITY_NS
     assert SIGNER.verify(grant, late, accepted_before=True).tenant == "acme"
     with pytest.raises(Unauthenticated):
@@ -71,7 +73,7 @@ def test_accepted_grants_are_bounded_and_the_least_used_goes():
 
 def test_clock_that_went_back_prolongs_nothing():
     """A grant whose expiry lies further away than any validity is refused."""
-    grant = SIGNER.issue("acme", "k", NOW)
+    grant = SIGNER.issue("acme", "k", MARK, NOW)
     with pytest.raises(Unauthenticated):
         SIGNER.verify(grant, NOW - 1)
 

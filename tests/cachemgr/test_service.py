@@ -290,6 +290,27 @@ def test_only_a_true_grant_of_a_living_key_leases():
     run(body)
 
 
+def test_a_request_may_wait_for_its_first_lease():
+    """Twenty hours in a decoder queue, and a jump of the wall clock by years, cost a request nothing; after its
+    grant's day it is refused, and so it is at once when its key was revoked while it waited."""
+    late, jump = [0], [0]
+    clocks = Clocks(steady_ns=lambda: time.monotonic_ns() + late[0], wall_ns=lambda: time.time_ns() + jump[0])
+
+    async def body(rig):
+        made = await rig.admin.CreateKey(admin_pb2.CreateKeyRequest(tenant="default"))
+        grant, revoked = await rig.grant(), await rig.grant(made.key)
+        late[0], jump[0] = 20 * 3600 * 10**9, 5 * 365 * 86_400 * 10**9
+        decoder = await rig.attach()
+        await compute(decoder, grant, PROMPT)
+        await rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=made.key_id))
+        failed(await decoder.ask(acquire=acquire_request(revoked, PROMPT)), "UNAUTHENTICATED", "revoked")
+        late[0] = GRANT_VALIDITY_NS
+        decoder = await rig.attach(name="d1")
+        failed(await decoder.ask(acquire=acquire_request(grant, PROMPT)), "UNAUTHENTICATED", "expired")
+
+    run(body, clocks=clocks)
+
+
 def test_a_request_that_runs_outlives_its_grant_and_key():
     """A resumed acquire is leased with the grant it had at first, expired or revoked; no other acquire is."""
     late = [0]
@@ -322,7 +343,7 @@ def test_unknown_keys_get_no_grant(key):
             await rig.credentials.Authenticate(cache_pb2.AuthenticateRequest(key=key))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         answer = await rig.credentials.Authenticate(cache_pb2.AuthenticateRequest(key=rig.default_key))
-        assert (answer.tenant, answer.expires_in_seconds) == ("default", 600.0)
+        assert (answer.tenant, answer.expires_in_seconds) == ("default", 86_400.0)
 
     run(body)
 

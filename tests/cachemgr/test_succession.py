@@ -399,6 +399,37 @@ def test_a_sequence_with_a_false_grant_is_refused_alone() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("rotated", [False, True])
+def test_what_a_rotation_purged_is_not_published_by_the_next_daemon(rotated: bool) -> None:
+    """A sequence that ran through the rotation of its tenant's secret and the daemon's death ends and leaves
+    nothing: without the rotation all is a hit, and what began after it, too."""
+
+    async def body() -> None:
+        async with killable() as node:
+            decoder = Decoder(node)
+            client = await decoder.attach()
+            held = await decoder.hold(client, PROMPT, 4)
+            if rotated:
+                await node.admin.RotateTenantSecret(admin_pb2.RotateTenantSecretRequest(tenant="default"))
+                await decoder.hold(client, [90, *PROMPT], 8)
+            node.kill()
+            held.sealed_tokens = 9
+            await node.start()
+            client = SessionClient(node.internal)
+            answer = await decoder.come_back(client)
+            assert all(answer.leases)
+            done = [{"lease_id": lease, "release": True} for lease in answer.leases]
+            assert not (await client.ask(report=report_request(*done))).report.refusals
+            grant = await node.grant()
+            for tokens, cached in (([*PROMPT[:9], 77], 0 if rotated else 9), ([90, *PROMPT], 8 if rotated else 0)):
+                again = (await client.ask(acquire=acquire_request(grant, tokens))).acquire
+                assert again.cached_tokens == cached
+            assert await node.violations() == []
+            decoder.close()
+
+    run(body)
+
+
 def test_a_death_while_it_adopts_is_survived() -> None:
     """The daemon dies after it was given the memory, and again after it answered a claim whose answer was lost."""
 
