@@ -79,13 +79,16 @@ def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: S
     try:
         paths = StatePaths(options.state_dir.absolute())
         model = find_model(options.model, environ)
+        draft = None if options.draft_model is None else find_model(options.draft_model, environ)
         paths.prepare()
     except TesseraError as error:
         raise CommandError(error.message) from None
     except OSError as error:
         raise CommandError(f"cannot use the state directory: {error}") from None
-    extra = ("--state-dir", str(paths.state_dir), "--model", str(model))
-    return Node(dataclasses.replace(options, model=model), paths, (*arguments, *overrides, *extra))
+    extra: tuple[str, ...] = ("--state-dir", str(paths.state_dir), "--model", str(model))
+    if draft is not None:
+        extra = (*extra, "--draft-model", str(draft))
+    return Node(dataclasses.replace(options, model=model, draft_model=draft), paths, (*arguments, *overrides, *extra))
 
 
 def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

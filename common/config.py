@@ -24,6 +24,7 @@ DTYPES = ("float32", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3
+DEFAULT_DRAFT_KV_BYTES = 256 * 1024**2
 DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_GRACE_SECONDS = 5.0
 DEFAULT_MAX_KEPT = 256
@@ -37,6 +38,8 @@ class Options:
     state_dir: Path
     model: Path | None = None
     model_name: str | None = None
+    draft_model: Path | None = None
+    draft_kv_bytes: int = DEFAULT_DRAFT_KV_BYTES
     pool_blocks: int | None = None
     pool_bytes: int | None = None
     block_tokens: int = 16
@@ -154,6 +157,8 @@ _OPTIONS = (
     _Option("state_dir", _path, "keys, sockets and the tenant database", "DIR"),
     _Option("model", _path, "a GGUF file or a Hugging Face directory", "PATH"),
     _Option("model_name", str, "name of the model for clients (default: from the path)", "NAME"),
+    _Option("draft_model", _path, "a smaller model of the same vocabulary that guesses tokens ahead", "PATH"),
+    _Option("draft_kv_bytes", parse_size, "its keys and values in each decoder, at most (default 256M)", "SIZE"),
     _Option("pool_blocks", _whole(2, 2**31 - 2), "usable blocks of the pool", "N"),
     _Option("pool_bytes", parse_size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from common.errors import TesseraError, Unavailable
 from common.scheduling import prefer_throughput
@@ -17,7 +17,8 @@ from decoder.cache_api import Arena, Attached, CacheClient, Event
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Inbox, Message, Stop, Submit
 from decoder.outputs import Sink
 from decoder.runner import StepModel
-from decoder.sequence import Request, RequestNumber
+from decoder.sequence import Request, RequestNumber, SpeculationMode
+from decoder.speculation import Drafter
 from decoder.step_loop import EngineOptions, StepLoop
 
 
@@ -33,11 +34,14 @@ class Engine:
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         pause: Callable[[float], None] = time.sleep,
+        drafters: Mapping[SpeculationMode, Drafter] | None = None,
     ) -> None:
         self.options = options if options is not None else EngineOptions()
         self._clock_ns = clock_ns
         self._inbox: Inbox[Message | Event] = Inbox()
-        self._loop = StepLoop(model, client, self.options, self._inbox, clock_ns=clock_ns, pause=pause)
+        self._loop = StepLoop(
+            model, client, self.options, self._inbox, clock_ns=clock_ns, pause=pause, drafters=drafters
+        )
         self._thread: threading.Thread | None = None
         if arena is not None:
             self._loop.intake.handle(Attached(1, arena.shape[0] - 1, arena))

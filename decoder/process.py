@@ -31,7 +31,9 @@ from common.serving import settle_heap
 from common.socket_files import take_lock
 from decoder.cache_client import GrpcCacheClient
 from decoder.cache_key import cache_key, tokenizer_digest
+from decoder.draft_model import DraftModel, load_draft
 from decoder.engine import Engine, EngineOptions
+from decoder.sequence import SpeculationMode
 from decoder.service import SERVICE_NAME, Backend, DecodeService
 from decoder.session_target import SessionTarget
 from decoder.validation import ServedModel
@@ -86,7 +88,7 @@ async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str
     try:
         loaded = await _loaded(path, options, stop)
         if loaded is not None:
-            model, tokenizer = loaded
+            model, draft, tokenizer = loaded
             target = SessionTarget(
                 target=unix_target(paths.cachemgr_socket),
                 secret=secret,
@@ -95,7 +97,7 @@ async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str
                 key=cache_key(model, tokenizer),
                 decoder_name=f"decoder-{options.decoder_index}",
             )
-            await _run(options, model, target, service, health, stop)
+            await _run(options, (model, draft), target, service, health, stop)
     finally:
         watching.cancel()
         kept.remove()
@@ -105,8 +107,14 @@ async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str
 
 
 async def _run(
-    options: Options, model: Any, target: SessionTarget, service: DecodeService, health: Health, stop: asyncio.Event
+    options: Options,
+    models: tuple[Any, DraftModel | None],
+    target: SessionTarget,
+    service: DecodeService,
+    health: Health,
+    stop: asyncio.Event,
 ) -> None:
+    model, draft = models
     client = GrpcCacheClient(target)
     engine = Engine(
         model,
@@ -119,6 +127,7 @@ async def _run(
             window_tokens=options.window_tokens,
             step_delay_seconds=options.faults.step_delay_seconds,
         ),
+        drafters={} if draft is None else {SpeculationMode.DRAFT_MODEL: draft},
     )
     settle_heap()
     engine.start()
@@ -172,9 +181,9 @@ async def _internal_key(path: Path, stop: asyncio.Event) -> str | None:
     return None
 
 
-async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[Any, bytes] | None:
+async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[Any, DraftModel | None, bytes] | None:
     # In a thread that nobody waits for: a stop must not wait until everything is compiled.
-    result: concurrent.futures.Future[tuple[Any, bytes]] = concurrent.futures.Future()
+    result: concurrent.futures.Future[tuple[Any, DraftModel | None, bytes]] = concurrent.futures.Future()
 
     def load() -> None:
         try:
@@ -190,7 +199,7 @@ async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[An
     return await loading if loading.done() else None
 
 
-def _load(path: Path, options: Options) -> tuple[Any, bytes]:
+def _load(path: Path, options: Options) -> tuple[Any, DraftModel | None, bytes]:
     # Compiling and loading take seconds; both happen before anybody is told that this decoder serves.
     log = get_logger()
     logged = {"": -1.0}
@@ -209,7 +218,8 @@ def _load(path: Path, options: Options) -> tuple[Any, bytes]:
     is_float32 = model.layout.dtype is KvDtype.FLOAT32
     model.warm_up(np.zeros(shape, np.float32) if is_float32 else np.zeros(shape, np.uint16))
     log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))
-    return model, tokenizer_digest(path)
+    draft = None if options.draft_model is None else load_draft(options, model, dtype, progress)
+    return model, draft, tokenizer_digest(path)
 
 
 def _name_of(path: Path | None) -> str:
@@ -222,7 +232,13 @@ def _backend(options: Options, model: Any, engine: Engine) -> Backend:
     config, layout = model.config, model.layout
     max_context = min(options.max_context or config.max_position, config.max_position)
     name = options.model_name or _name_of(options.model)
-    served = ServedModel(config.vocab_size, max_context, frozenset(config.eos_token_ids), options.prefix_cache)
+    served = ServedModel(
+        config.vocab_size,
+        max_context,
+        frozenset(config.eos_token_ids),
+        options.prefix_cache,
+        options.draft_model is not None,
+    )
     welcome = decode_pb2.Welcome(
         model=inference_pb2.Model(
             name=name,

@@ -10,7 +10,7 @@ protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,8 +28,8 @@ from decoder.requests import RequestTable
 from decoder.runner import Runner, StepModel
 from decoder.scheduler import Plan, Scheduler
 from decoder.scrubbing import zero_blocks
-from decoder.sequence import Sequence
-from decoder.speculation import Speculator
+from decoder.sequence import Sequence, SpeculationMode
+from decoder.speculation import Drafter, Speculator
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
 RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
@@ -61,6 +61,7 @@ class StepLoop:
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         pause: Callable[[float], None] = time.sleep,
+        drafters: Mapping[SpeculationMode, Drafter] | None = None,
     ) -> None:
         self.options = options
         self.failed_steps = 0
@@ -79,7 +80,7 @@ class StepLoop:
             wait_seconds=options.wait_seconds,
         )
         self.requests = RequestTable(options.window_tokens)
-        self._speculator = Speculator(self._scheduler, options.chunk_tokens)
+        self._speculator = Speculator(self._scheduler, options.chunk_tokens, drafters)
         self._reporter = Reporter(model.layout.block_tokens)
         self._committer = Committer(model, self._scheduler, self.requests, self._reporter)
         self.intake = Intake(

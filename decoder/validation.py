@@ -52,6 +52,7 @@ class ServedModel:
     max_context: int
     eos_ids: frozenset[int]
     prefix_cache: bool = True
+    has_draft_model: bool = False
 
 
 def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
@@ -86,7 +87,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_handle=submit.session_handle,
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
-        speculation=_speculation(submit.speculation),
+        speculation=_speculation(submit.speculation, model),
     )
 
 
@@ -118,14 +119,13 @@ def _check_later_versions(submit: decode_pb2.Submit) -> None:
     later = {
         "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
         "beam": submit.HasField("beam"),
-        "speculation.mode": submit.speculation.mode == inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
     }
     for field, is_set in later.items():
         if is_set:
             raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
 
 
-def _speculation(speculation: inference_pb2.Speculation) -> SpeculationParams | None:
+def _speculation(speculation: inference_pb2.Speculation, model: ServedModel) -> SpeculationParams | None:
     count = DRAFT_TOKENS
     if speculation.HasField("draft_tokens"):
         count = _whole("speculation.draft_tokens", speculation.draft_tokens, 1, MAX_DRAFT_TOKENS)
@@ -133,6 +133,11 @@ def _speculation(speculation: inference_pb2.Speculation) -> SpeculationParams | 
         return None
     if speculation.mode not in _MODES:
         raise InvalidArgument("speculation.mode", "allowed are PROMPT_LOOKUP and DRAFT_MODEL")
+    if speculation.mode == inference_pb2.SPECULATION_MODE_DRAFT_MODEL and not model.has_draft_model:
+        raise Unimplemented(
+            "speculation.mode: the server has no draft model; it is started with --draft-model",
+            reason="NO_DRAFT_MODEL", metadata={"field": "speculation.mode"},
+        )  # fmt: skip
     return SpeculationParams(_MODES[speculation.mode], count)
 
 

@@ -124,7 +124,6 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
     later = {
         "output.prompt_logprobs": request.output.HasField("prompt_logprobs"),
         "beam": request.HasField("beam"),
-        "speculation.mode": request.speculation.mode == inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
         "adapter": bool(request.adapter),
     }
     for field, is_set in later.items():

@@ -105,3 +105,27 @@ def test_cancelling_every_sample_ends_the_request() -> None:
     node.finish(1)
     assert node.sink.ended[1][0] == sum(len(tokens) for tokens in node.sink.tokens.values())
     node.assert_quiet()
+
+
+def most_blocks_held(prompts: list[list[int]], num_samples: int) -> int:
+    """The most distinct blocks that leases hold while these prompts, with so many samples each, run together."""
+    node = Node(num_blocks=1600, chunk_tokens=4096)
+    for number, prompt in enumerate(prompts):
+        node.submit(request(number, prompt, max_tokens=9, num_samples=num_samples, temperature=1.0, seed=3))
+    node.until(lambda: len(node.sink.tokens) == len(prompts) * num_samples)
+    highest = 0
+    while len(node.sink.finished) < len(prompts) * num_samples:
+        leases = node.manager.list_leases().items
+        highest = max(highest, len({block for lease in leases for block in lease.blocks}))
+        node.step()
+    node.assert_quiet()
+    return highest
+
+
+def test_sixteen_samples_hold_little_more_than_one() -> None:
+    """16 samples of a prompt of 512 blocks hold at most 1.15 times the blocks of one; three prompts that share nothing
+    hold three times as many, which is the positive control."""
+    prompts = [prompt_of(512 * BLOCK_TOKENS + 2, number) for number in range(3)]
+    one = most_blocks_held(prompts[:1], 1)
+    assert one < most_blocks_held(prompts[:1], 16) <= 1.15 * one
+    assert most_blocks_held(prompts, 1) > 2.9 * one

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import InvalidArgument, Unimplemented
 from common.tokens import pack_tokens
-from decoder.sequence import Request, ScopePrefix
+from decoder.sequence import Request, ScopePrefix, SpeculationMode, SpeculationParams
 from decoder.validation import ServedModel, request_of
 from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
@@ -160,6 +160,18 @@ def test_a_scope_outside_its_comment_is_refused_by_its_path(fields: dict[str, An
     with pytest.raises(InvalidArgument, match="allowed") as caught:
         accept(**fields)
     assert caught.value.field == path
+
+
+def test_a_draft_model_is_used_where_there_is_one() -> None:
+    """Speculation arrives as asked; a decoder without a draft model refuses that mode by name."""
+    message = submit(speculation__mode=2, speculation__draft_tokens=3)
+    request = request_of(message, ServedModel(VOCAB, 32, frozenset(), has_draft_model=True))
+    assert request.speculation == SpeculationParams(SpeculationMode.DRAFT_MODEL, 3)
+    assert accept(speculation__mode=1).speculation == SpeculationParams(SpeculationMode.PROMPT_LOOKUP, 8)
+    assert accept(speculation__draft_tokens=3).speculation is None
+    with pytest.raises(Unimplemented, match=r"speculation\.mode.*--draft-model") as caught:
+        request_of(message, MODEL)
+    assert caught.value.metadata == {"field": "speculation.mode"}
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,6 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0)), "output.prompt_logprobs"),
     (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
-    (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")), "speculation.mode"),
     (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
 ]
 ACCEPTED: list[pb.GenerateRequest] = [
@@ -116,6 +115,7 @@ ACCEPTED: list[pb.GenerateRequest] = [
     *(cache(priority=v) for v in (0, 51, 100)),
     *(cache(ttl_seconds=v) for v in (1e-9, 1, 3.1e9)),
     pb.GenerateRequest(speculation=pb.Speculation()),
+    pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")),
     *(speculation(draft_tokens=v) for v in (1, 16)),
     cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=2**40),
     cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 64),

@@ -1,0 +1,160 @@
+"""A draft model: its guesses are its own greedy text, its blocks are bounded, and it changes no token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import InvalidArgument
+from decoder.draft_model import DraftModel, check_same_vocabulary, num_draft_blocks
+from decoder.sequence import Request, Sequence, SequenceId, SequenceState, SpeculationMode, SpeculationParams
+from decoder.weights import load_model
+from tests.decoder.rig import BLOCK_TOKENS, Node, RecallModel, greedy_oracle, prompt_of, request, solo
+from tests.tiny_models import make_tiny_llama
+
+DRAFT = SpeculationParams(SpeculationMode.DRAFT_MODEL, 6)
+
+
+def sequence_of(number: int, item: Request, generated: list[int]) -> Sequence:
+    sequence = Sequence(SequenceId(number), item, 0, number, is_trunk=False)
+    sequence.state = SequenceState.RUNNING
+    for token in generated:
+        sequence.append_token(token)
+    return sequence
+
+
+def drafting(node: Node, model: Any, num_blocks: int = 400) -> DraftModel:
+    """A node whose guesses are those of `model`."""
+    drafter = DraftModel(model, model.arena(num_blocks), node.options.chunk_tokens)
+    node.engine._loop._speculator._drafters[SpeculationMode.DRAFT_MODEL] = drafter
+    return drafter
+
+
+def test_guesses_are_the_greedy_text_of_the_draft_model() -> None:
+    """After right, partly right and wrong guesses alike, the next ones are what the model says after what was told."""
+    model = RecallModel()
+    drafter = DraftModel(model, model.arena(60), 64)
+    random = np.random.default_rng(1)
+    sequences = [sequence_of(n, request(n, prompt_of(3 + 2 * n, n), max_tokens=500), [7]) for n in range(4)]
+    for _ in range(12):
+        wanted = [(sequence, int(random.integers(1, 7))) for sequence in sequences if random.random() < 0.8]
+        for (sequence, count), guess in zip(wanted, drafter.propose(wanted), strict=True):
+            assert guess.tolist() == greedy_oracle(sequence.tokens.tolist(), count)
+            told = guess[: random.integers(0, len(guess) + 1)].tolist()
+            for token in [*told, int(random.integers(4, 90))]:
+                sequence.append_token(token)
+
+
+def test_a_long_prompt_is_caught_up_with_in_chunks() -> None:
+    """No call computes more than its chunk to catch up; guesses begin when the whole prompt is computed."""
+    model = RecallModel()
+    drafter = DraftModel(model, model.arena(60), 16)
+    sequence = sequence_of(1, request(1, prompt_of(39), max_tokens=50), [7])
+    lengths = [len(drafter.propose([(sequence, 3)])[0]) for _ in range(3)]
+    assert lengths == [0, 0, 3]
+    assert max(tokens for _, tokens in model.batches) == 16
+
+
+def test_blocks_are_bounded_and_come_back() -> None:
+    """Without room there is no guess; who is not asked about gives way; who has ended leaves nothing behind."""
+    model = RecallModel()
+    drafter = DraftModel(model, model.arena(6), 64)
+    first = sequence_of(1, request(1, prompt_of(4 * BLOCK_TOKENS - 3), max_tokens=50), [7])
+    second = sequence_of(2, request(2, prompt_of(4 * BLOCK_TOKENS - 3, 2), max_tokens=50), [7])
+    both = drafter.propose([(first, 2), (second, 2)])
+    assert [len(guess) for guess in both] == [2, 0], "no room for both, and neither takes the other's"
+    assert len(drafter.propose([(second, 2)])[0]) == 2, "alone it takes the room of the other"
+    guess = drafter.propose([(first, 2)])[0]
+    assert guess.tolist() == greedy_oracle(first.tokens.tolist(), 2), "computed anew"
+    first.state = second.state = SequenceState.FINISHED
+    assert drafter.propose([]) == []
+    assert drafter.num_free_blocks == 6
+
+
+def test_what_the_draft_model_cannot_hold_is_decoded_without_guesses() -> None:
+    """Beyond the draft model's own positions there is no guess, and the answer goes on."""
+    small = RecallModel()
+    small.config.max_position = 20
+    node = Node()
+    drafting(node, small)
+    item = request(1, prompt_of(9), max_tokens=40, speculation=DRAFT)
+    node.submit(item)
+    node.finish(1)
+    assert node.sink.tokens[1, 0] == solo(item)[0]
+    assert 0 < node.sink.drafts[1][0] < 20
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_draft_of_itself_is_always_right_and_another_one_changes_nothing(
+    sampling: dict[str, Any], other: bool
+) -> None:
+    """The positive control: greedily the same model guesses every token; another one does not. The tokens are those
+    without guesses, on a pool that forces preemption too."""
+    items = [request(n, prompt_of(9 + n, n), max_tokens=40, speculation=DRAFT, **sampling) for n in range(5)]
+    node = Node(num_blocks=40, chunk_tokens=64)
+    drafter = drafting(node, RecallModel(window=2) if other else RecallModel())
+    for item in items:
+        node.submit(item)
+    node.finish(*range(5))
+    for item in items:
+        assert node.sink.tokens[item.number, 0] == solo(item)[0]
+    drafted, accepted = (sum(column) for column in zip(*node.sink.drafts.values(), strict=True))
+    assert accepted == drafted > 0 if not sampling and not other else accepted < drafted
+    assert node.manager.snapshot().preemptions
+    node.assert_quiet()
+    drafter.propose([])
+    assert drafter.num_free_blocks == 400
+
+
+def test_two_real_models(tmp_path: Path) -> None:
+    """With tiny Llamas: the draft of itself is accepted whole, another one is not, and no bit of the answer changes."""
+    models = [
+        load_model(make_tiny_llama(tmp_path / name, layers=layers, seed=seed), "float32", 16)
+        for name, layers, seed in (("large", 2, 0), ("small", 1, 9))
+    ]
+
+    def arena(model: Any) -> Any:
+        return np.full((65, *model.layout.block_shape), np.nan, np.float32)
+
+    told = []
+    for draft in (None, *models):
+        node = Node(64, model=models[0], arena=arena(models[0]), chunk_tokens=64)
+        if draft is not None:
+            drafter = DraftModel(draft, arena(draft), 64)
+            node.engine._loop._speculator._drafters[SpeculationMode.DRAFT_MODEL] = drafter
+        for number in range(3):
+            item = request(number, prompt_of(20 + 9 * number, number), max_tokens=30, num_logprobs=1)
+            node.submit(replace(item, speculation=None if draft is None else DRAFT))
+        node.finish(0, 1, 2)
+        told.append((node.sink.tokens, node.sink.logprobs))
+        drafted, accepted = (sum(column) for column in zip(*node.sink.drafts.values(), strict=True))
+        if draft is not None:
+            assert accepted == drafted if draft is models[0] else accepted < drafted
+            assert drafted
+        node.assert_quiet()
+    assert told[0] == told[1] == told[2]
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "eos_token_ids", "bos_token_id"])
+def test_a_draft_model_of_another_vocabulary_is_refused_by_name(field: str) -> None:
+    """What differs is named; the same ids are accepted."""
+    config = {"vocab_size": 97, "eos_token_ids": (2,), "bos_token_id": 1}
+    model, draft = (SimpleNamespace(config=SimpleNamespace(**config)) for _ in range(2))
+    check_same_vocabulary(model, draft)  # type: ignore[arg-type]
+    setattr(draft.config, field, 5)
+    with pytest.raises(InvalidArgument, match=field):
+        check_same_vocabulary(model, draft)  # type: ignore[arg-type]
+
+
+def test_its_memory_is_what_was_allowed() -> None:
+    """As many blocks as fit; too few for one sequence are refused by the option's name."""
+    model = RecallModel()
+    assert num_draft_blocks(model, 10 * model.layout.block_bytes + 1) == 10
+    with pytest.raises(InvalidArgument, match="draft_kv_bytes"):
+        num_draft_blocks(model, model.layout.block_bytes)
