@@ -224,4 +224,5 @@ class CredentialService(cache_pb2_grpc.CredentialServiceServicer):
             tenant=identity.tenant,
             grant=self._signer.issue(identity.tenant, identity.key_id, mark, self._clocks.steady_ns()),
             expires_in_seconds=GRANT_VALIDITY_NS / 1e9,
+            weight=identity.weight,
         )

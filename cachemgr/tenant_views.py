@@ -12,10 +12,11 @@ from cachemgr.tenant_quotas import TenantQuota
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who authenticated, by which key."""
+    """Who authenticated, by which key, and the weight where tenants compete."""
 
     tenant: TenantId
     key_id: str
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Tenants:
         _check_alive(row, now_ns)
         row.last_used_ns = now_ns
         self._used.add(key_id)
-        return Identity(row.tenant, key_id)
+        return Identity(row.tenant, key_id, self._tenants[row.tenant].weight)
 
     def check_key(self, tenant: TenantId, key_id: str, now_ns: int, *, admitted: bool = False) -> None:
         """See that a granted key still counts: for a request that was `admitted` before, that it was not deleted with

@@ -47,12 +47,14 @@ class Options:
     dtype: str = DEFAULT_DTYPE
     kv_dtype: str | None = None
     chunk_tokens: int = 512
+    mixed_chunk_tokens: int | None = None
     max_batch: int = 32
     prefix_cache: bool = True
     decoders: int = 1
     decoder_index: int = 0
     threads: int = 0
     max_queue: int = 256
+    max_queue_total: int | None = None
     window_tokens: int = 256
     max_context: int | None = None
     listen: str = "127.0.0.1:50051"
@@ -66,6 +68,17 @@ class Options:
     max_kept: int = DEFAULT_MAX_KEPT
     log_level: str = "info"
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def mixed_tokens(self) -> int:
+        """Tokens of one step in which decodes run; never more than those of one without."""
+        default = max(16, self.chunk_tokens // 2)
+        return min(self.chunk_tokens, default if self.mixed_chunk_tokens is None else self.mixed_chunk_tokens)
+
+    @property
+    def queue_total(self) -> int:
+        """Requests of all tenants that may wait in a decoder; never less than those of one."""
+        return max(self.max_queue, 4 * self.max_queue if self.max_queue_total is None else self.max_queue_total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +179,14 @@ _OPTIONS = (
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
     _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype); see README", "DTYPE"),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),
+    _Option("mixed_chunk_tokens", _whole(16, 65_536), "tokens of a step with decodes (default: half of those)", "N"),
     _Option("max_batch", _whole(1, 1024), "sequences that run at once (default 32)", "N"),
     _Option("prefix_cache", _boolean, "reuse cached prefixes (default true)", "BOOL", switch=True),
     _Option("decoders", _whole(1, 64), "decoder processes (default 1)", "N"),
     _Option("decoder_index", _whole(0, 63), "number of this decoder (default 0)", "N"),
     _Option("threads", _whole(0, 1024), "compute threads of a decoder (default 0: all cores)", "N"),
-    _Option("max_queue", _whole(1, 1_000_000), "requests that may wait in a decoder (default 256)", "N"),
+    _Option("max_queue", _whole(1, 1_000_000), "requests of a tenant that may wait in a decoder (default 256)", "N"),
+    _Option("max_queue_total", _whole(1, 1_000_000), "requests of all that may wait (default: 4 x max-queue)", "N"),
     _Option("window_tokens", _whole(1, 1_000_000), "tokens a sample may run ahead of its reader (default 256)", "N"),
     _Option("max_context", _whole(2, 10_000_000), "bound of prompt and answer (default: the model's)", "N"),
     _Option("listen", check_listen, "public gRPC address (default 127.0.0.1:50051)", "HOST:PORT"),

@@ -39,10 +39,8 @@ from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel
 from decoder.scheduler import Scheduler
-from decoder.sequence import IntArray, Sequence, SequenceState
-
-RETRY_HINT_SECONDS = 1.0
-
+from decoder.sequence import IntArray, Request, Sequence, SequenceState
+from decoder.service_rate import ServiceRate
 
 _SESSION_EVENTS = (
     Away, Resumed, Acquired, AcquireWaiting, PrefixReady, AcquireRefused, Reported, Forked, CreditGranted,
@@ -63,6 +61,7 @@ class Intake:
         reporter: Reporter,
         committer: Committer,
         max_queue: int,
+        max_queue_total: int,
         clock_ns: Callable[[], int],
     ) -> None:
         self.session: int | None = None
@@ -80,6 +79,8 @@ class Intake:
         self._reporter = reporter
         self._committer = committer
         self._max_queue = max_queue
+        self._max_queue_total = max_queue_total
+        self._rate = ServiceRate()
         self._clock_ns = clock_ns
         self._arrivals = 0
         self._log = get_logger()
@@ -193,13 +194,21 @@ class Intake:
                 f"a prompt of {len(request.prompt)} tokens needs {needed} blocks; the pool has {scheduler.num_blocks}",
                 subject="blocks", needed=needed, usable=scheduler.num_blocks, reason="EXCEEDS_POOL",
             )  # fmt: skip
-        bound = self._max_queue + max(0, scheduler.free_places)
-        if len(scheduler.queue.waiting) >= bound:
-            raise ResourceExhausted(
-                "the queue of the decoder is full", subject="queue", needed=len(scheduler.queue.waiting) + 1,
-                usable=self._max_queue, reason="QUEUE_FULL", retry_after_seconds=RETRY_HINT_SECONDS,
-            )  # fmt: skip
+        self._check_queue(request)
         return self._requests.open(request, message.sink, message.arrived_ns)
+
+    def _check_queue(self, request: Request) -> None:
+        queue, spare = self._scheduler.queue, max(0, self._scheduler.free_places)
+        own, total = queue.num_waiting_of(request.tenant), len(queue.waiting)
+        for text, subject, waiting, bound in (
+            ("the tenant's part of the decoder's queue", "queue", own, self._max_queue),
+            ("the queue of the decoder", "total_queue", total, self._max_queue_total),
+        ):
+            if waiting >= bound + spare:
+                raise ResourceExhausted(
+                    f"{text} is full", subject=subject, needed=waiting + 1, usable=bound, reason="QUEUE_FULL",
+                    retry_after_seconds=self._rate.retry_seconds(total, self._clock_ns()),
+                )  # fmt: skip
 
     def _cancel(self, message: Cancel) -> None:
         active = self._requests.find(message.sink, message.number)
@@ -235,7 +244,10 @@ class Intake:
             return
         if not self._conversations.begin(sequence, message):
             return
-        self._requests.of(sequence).admit(message.cached_tokens, self._clock_ns())
+        active, now_ns = self._requests.of(sequence), self._clock_ns()
+        if active.admitted_ns is None:
+            self._rate.admitted(now_ns)
+        active.admit(message.cached_tokens, now_ns)
         if in_turn:
             self._scheduler.admit(sequence, message.lease, message.blocks, message.cached_tokens, message.copy)
             self.copies.append(sequence)

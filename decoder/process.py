@@ -123,7 +123,9 @@ async def _run(
         EngineOptions(
             max_batch=options.max_batch,
             chunk_tokens=options.chunk_tokens,
+            mixed_chunk_tokens=options.mixed_tokens,
             max_queue=options.max_queue,
+            max_queue_total=options.queue_total,
             window_tokens=options.window_tokens,
             step_delay_seconds=options.faults.step_delay_seconds,
         ),

@@ -1,13 +1,13 @@
 """The policy: who waits, who is admitted, who computes how many tokens in a step, and who gives way.
 
 Owns the running list and, through its parts, the queue and the unused credit. Invariants: at most `max_batch` sequences
-hold a place; a step computes at most `max(1, chunk_tokens - decodes)` prefill tokens; the best ranked running sequence
-is never preempted for another. Called by the engine. A pure function of its state: it has no clock, thread, socket or
-randomness, and sends nothing.
+hold a place; a step computes at most `chunk_tokens` tokens, one with decodes at most `mixed_chunk_tokens`, or, where
+there are so many decodes, those and one; the best ranked running sequence is never preempted for another. Called by the
+engine. A pure function of its state: it has no clock, thread, socket or randomness, and sends nothing.
 
-Rank is (priority, arrival, sample). Order is by rank alone: nobody overtakes a waiting request of the same priority,
-whatever is cached; passed are only one that waits for a prefix that may be shared with it, and is being computed, and
-one that finds the pool full again and again while nothing runs here (`admission.py`).
+Who is admitted next is decided by fair shares of the tenants, and within a tenant by rank, (priority, arrival, sample);
+never by what is cached (`admission.py`, `fair_queue.py`). The prefill tokens of a step are shared in the same way: by
+the tenants' weights, and within a tenant best ranked first. Tokens of answers are charged as they are computed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from decoder.admission import AdmissionQueue, rank_of
+from decoder.chunk_shares import share_chunks
 from decoder.credit import Credit
 from decoder.prefix_waits import WAIT_SECONDS, PrefixWaits
 from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceId, SequenceState
@@ -69,12 +70,14 @@ class Scheduler:
         num_blocks: int,
         max_batch: int,
         chunk_tokens: int,
+        mixed_chunk_tokens: int = 0,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
+        self.mixed_chunk_tokens = mixed_chunk_tokens or chunk_tokens
         self.credit = Credit()
         self.queue = AdmissionQueue(PrefixWaits(wait_seconds))
         self.running: list[Sequence] = []  # by rank
@@ -102,8 +105,7 @@ class Scheduler:
     ) -> None:
         """An acquire was granted in turn: `blocks` cover all known tokens, the first `cached_tokens` are computed."""
         sequence.hold(lease, blocks, cached_tokens, sequence.num_tokens, copy)
-        self.queue.waits.forget(sequence)
-        self.queue.moved()
+        self.queue.admitted(sequence, cached_tokens if sequence.request.scope is None else 0)
         insort(self.running, sequence, key=rank_of)
 
     def room_changed(self) -> None:
@@ -162,6 +164,8 @@ class Scheduler:
             self.running.remove(sequence)
             self._hold = 0
             self.room_changed()
+        elif sequence.state is SequenceState.ACQUIRING:
+            self.queue.forget(sequence)
         sequence.state = SequenceState.FINISHED  # ACQUIRING and FORKING: the answer finds it finished
 
     def requeue(self, sequence: Sequence) -> None:
@@ -188,7 +192,10 @@ class Scheduler:
                 continue
             if not _prefills(sequence) and self._cover(sequence, plan):
                 plan.decodes.append(sequence)
-        self._share_chunks(plan)
+                self.queue.shares.charge(sequence.request.tenant, 1, sequence.request.tenant_weight)
+        prefills = [sequence for sequence in self.running if not sequence.paused and _prefills(sequence)]
+        budget = self.mixed_chunk_tokens if plan.decodes else self.chunk_tokens
+        plan.chunks = share_chunks(prefills, max(1, budget - len(plan.decodes)))
         if self.queue.is_blocked and not plan.preempted:
             self._evict_paused(plan)
         if not self.running:
@@ -254,24 +261,3 @@ class Scheduler:
         if victim is not None and victim.paused:
             self._preempt(victim, plan)
             self._hold = 0
-
-    def _share_chunks(self, plan: Plan) -> None:
-        # The best ranked prefill gets at least half of the budget, so it always moves; the rest goes to the shortest
-        # first, so that a long prompt does not hold short ones up; what they leave goes back to the first.
-        prefills = [sequence for sequence in self.running if not sequence.paused and _prefills(sequence)]
-        if not prefills:
-            return
-        budget = max(1, self.chunk_tokens - len(plan.decodes))
-        first = prefills[0]
-        granted = min(first.remaining, -(-budget // 2))
-        budget -= granted
-        others: list[tuple[Sequence, int]] = []
-        for sequence in sorted(prefills[1:], key=lambda item: item.remaining):
-            if not budget:
-                break
-            part = min(sequence.remaining, budget)
-            budget -= part
-            others.append((sequence, part))
-        granted += min(first.remaining - granted, budget)
-        plan.chunks.append((first, granted))
-        plan.chunks.extend(others)

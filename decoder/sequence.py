@@ -87,6 +87,8 @@ class Request:
     session_handle: of the kept conversation that comes before `prompt`, whose tokens are not known yet; empty: none
     session_tokens: of that conversation to go on from; 0: all
     keep_seconds:   that each sample is kept after its end; 0: not at all
+    tenant:         whose turn in the queue it takes, and nothing else; "" is a tenant like any other
+    tenant_weight:  its part of the decoder where tenants compete, finite and > 0
     """
 
     number: RequestNumber
@@ -107,6 +109,8 @@ class Request:
     session_tokens: int = 0
     keep_seconds: float = 0.0
     speculation: SpeculationParams | None = None
+    tenant: str = ""
+    tenant_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,15 @@ GATHER_NS: Final = 2_000_000  # a step without decodes waits so long for one mor
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Bounds of the engine. `window_tokens` is how far a sample may run ahead of its reader, `wait_seconds` how long a
+    """Bounds of the engine. `mixed_chunk_tokens` are those of a step with decodes, decodes included (0: as
+    `chunk_tokens`). `window_tokens` is how far a sample may run ahead of its reader, `wait_seconds` how long a
     request waits, without progress, for a prefix that another one computes; 0 never."""
 
     max_batch: int = 32
     chunk_tokens: int = 512
+    mixed_chunk_tokens: int = 0
     max_queue: int = 256
+    max_queue_total: int = 1024
     window_tokens: int = 256
     step_delay_seconds: float = 0.0
     wait_seconds: float = WAIT_SECONDS
@@ -77,6 +80,7 @@ class StepLoop:
             num_blocks=0,
             max_batch=options.max_batch,
             chunk_tokens=options.chunk_tokens,
+            mixed_chunk_tokens=options.mixed_chunk_tokens,
             wait_seconds=options.wait_seconds,
         )
         self.requests = RequestTable(options.window_tokens)
@@ -91,6 +95,7 @@ class StepLoop:
             reporter=self._reporter,
             committer=self._committer,
             max_queue=options.max_queue,
+            max_queue_total=max(options.max_queue, options.max_queue_total),
             clock_ns=clock_ns,
         )
         self._next_retry_ns = 0

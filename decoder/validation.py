@@ -37,6 +37,7 @@ MAX_GRANT_BYTES: Final = 4096
 HANDLE_BYTES: Final = 16
 MAX_SCOPE_NAME: Final = 64
 CACHE_PRIORITY: Final = 50
+LEAST_WEIGHT: Final = 1e-6
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 _MODES: Final = {
     inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP: SpeculationMode.PROMPT_LOOKUP,
@@ -88,7 +89,17 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
         speculation=_speculation(submit.speculation, model),
+        tenant=submit.tenant,
+        tenant_weight=_weight(submit),
     )
+
+
+def _weight(submit: decode_pb2.Submit) -> float:
+    if len(submit.tenant) > MAX_ID_CHARACTERS:
+        raise InvalidArgument("tenant", f"has {len(submit.tenant)} characters; allowed are 0..{MAX_ID_CHARACTERS}")
+    if not 0 <= submit.tenant_weight < float("inf"):
+        raise InvalidArgument("tenant_weight", "allowed is a finite number >= 0; 0 is 1")
+    return min(max(submit.tenant_weight or 1.0, LEAST_WEIGHT), 1 / LEAST_WEIGHT)
 
 
 def _prompt(submit: decode_pb2.Submit, model: ServedModel) -> IntArray:

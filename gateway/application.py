@@ -50,7 +50,10 @@ class Gateway:
         self._pool = DecoderPool(targets, secret)
         self._prompts = PromptEncoder(tokenizer, lambda: datetime.now().astimezone())
         # What the decoders run and what may wait; more would only wait in their queues, or be refused there.
-        self._admission = Admission(options.max_queue + options.max_batch * options.decoders)
+        self._admission = Admission(
+            options.queue_total + options.max_batch * options.decoders,
+            options.max_queue + options.max_batch * options.decoders,
+        )
         tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
         self._server = make_server([tenants, ErrorInterceptor()])
         branches = Branches(self._daemon)

@@ -31,10 +31,12 @@ _RETURN_SECONDS: Final = 2.0  # longer than the channel pauses between two attem
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant behind a credential. `grant` proves it to the daemon; `tenant` is for routing and logs."""
+    """The tenant behind a credential. `grant` proves it to the daemon; `tenant` is for routing, turns and logs,
+    `weight` is its part where tenants compete."""
 
     tenant: str
     grant: bytes
+    weight: float = 1.0
 
 
 class Authenticator(Protocol):
@@ -91,7 +93,7 @@ class DaemonAuthenticator:
             raise _translate(error) from None
         except TimeoutError:
             raise _away() from None
-        caller = Caller(answer.tenant, answer.grant)
+        caller = Caller(answer.tenant, answer.grant, answer.weight or 1.0)
         keep = min(KEEP_SECONDS, answer.expires_in_seconds)
         if keep > 0:
             self._kept[name] = (asked + keep, caller)

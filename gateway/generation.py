@@ -222,6 +222,7 @@ class Generation:
         start = self._start or Start(0, 0.0)
         now, arrival = self._clock(), self._arrival
         first = now if self._first_token is None else self._first_token
+        queued = arrival.submitted - arrival.arrived + start.queue_seconds
         return pb.Summary(
             usage=pb.Usage(
                 prompt_tokens=self._prompt_tokens,
@@ -232,7 +233,9 @@ class Generation:
                 accepted_tokens=self._ended.accepted_tokens,
             ),
             timing=pb.Timing(
-                queue_seconds=arrival.submitted - arrival.arrived + start.queue_seconds,
+                queue_seconds=queued,
+                prefill_seconds=max(0.0, first - arrival.arrived - queued),
+                decode_seconds=now - first,
                 ttft_seconds=first - arrival.arrived,
                 total_seconds=now - arrival.arrived,
             ),

@@ -53,7 +53,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
         A coroutine that writes, and no generator: a cancel then ends this very frame, and `finally` runs at once.
         """
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             generation, stream = await self._begin(request)
             outcome = "CANCELLED"
             try:
@@ -97,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Ids of a prompt, as Generate would see them."""
         limits = _limits(self._pool.find_model(request.model))
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             return inference_pb2.TokenizeResponse(token_ids=await self._prompts.tokenize(request, limits))
 
     async def Detokenize(  # noqa: N802 - the contract's name
@@ -105,7 +105,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Text of ids."""
         limits = _limits(self._pool.find_model(request.model))
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             text = await self._prompts.detokenize(list(request.token_ids), limits)
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -130,14 +130,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ForkSessionRequest, context: Context
     ) -> inference_pb2.ForkSessionResponse:
         """More handles of a kept conversation."""
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             return await self._branches.fork(current_caller(), request)
 
     async def RollbackSession(  # noqa: N802 - the contract's name
         self, request: inference_pb2.RollbackSessionRequest, context: Context
     ) -> inference_pb2.RollbackSessionResponse:
         """Cut a kept conversation back."""
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             await self._branches.rollback(current_caller(), request)
         return inference_pb2.RollbackSessionResponse()
 
@@ -145,7 +145,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.DropSessionRequest, context: Context
     ) -> inference_pb2.DropSessionResponse:
         """End a kept conversation."""
-        with self._admission.hold():
+        with self._admission.hold(current_caller().tenant):
             await self._branches.drop(current_caller(), request)
         return inference_pb2.DropSessionResponse()
 

@@ -40,6 +40,8 @@ def build_submission(
         session_handle=plan.session.handle,
         session_tokens=plan.session.num_tokens,
         keep_seconds=plan.session.keep_seconds,
+        tenant=caller.tenant,
+        tenant_weight=caller.weight,
     )
     if request.HasField("speculation"):
         submit.speculation.CopyFrom(request.speculation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -219,6 +221,18 @@ def test_a_sequence_that_outgrows_the_pool_fails_alone() -> None:
     for number in (1, 2, 3):
         assert node.sink.tokens[number, 0] == greedy_oracle(prompt_of(8, seed=number), 12)
     node.assert_quiet()
+
+
+def test_a_full_queue_of_one_tenant_leaves_room_for_others_up_to_the_total() -> None:
+    """A tenant's own bound refuses it alone; the bound of all refuses anybody, with its numbers."""
+    node = Node(num_blocks=64, max_batch=1, max_queue=3, max_queue_total=5)
+    tenants = ["a"] * 5 + ["b"] * 2 + ["c"]
+    for number, tenant in enumerate(tenants):
+        node.submit(replace(request(number, prompt_of(6, seed=number)), tenant=tenant))
+    node.finish(*range(len(tenants)))
+    failed = {number: getattr(error, "subject", None) for number, error in node.sink.failed.items()}
+    assert failed == {4: "queue", 7: "total_queue"}
+    assert all(error.retry_after_seconds for error in node.sink.failed.values())
 
 
 def test_the_queue_is_bounded() -> None:

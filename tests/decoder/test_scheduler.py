@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from tests.decoder.rig import request
 BLOCK = 4
 
 
-def make(number: int, length: int, *, max_tokens: int = 8, priority: int = 0, is_trunk: bool = False) -> Sequence:
-    item = request(number, [5] * length, max_tokens=max_tokens, priority=priority)
+def make(
+    number: int, length: int, *, max_tokens: int = 8, priority: int = 0, is_trunk: bool = False, **tenant: Any
+) -> Sequence:
+    item = replace(request(number, [5] * length, max_tokens=max_tokens, priority=priority), **tenant)
     return Sequence(SequenceId(number), item, 0, number, is_trunk=is_trunk)
 
 

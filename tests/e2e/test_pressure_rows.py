@@ -39,6 +39,32 @@ def test_row_15_utilisation_never_leaves_its_bounds(
             node.quiet()
 
 
+def test_a_flood_of_one_tenant_holds_up_another_for_a_few_requests_alone(slow_node: Node, prompts: Prompts) -> None:
+    """Forty requests of one tenant come, and while many wait one more of it and then one of another: few of the flood
+    start before the other's. The one more of the flood, the positive control, starts after nearly all that waited."""
+    flood, other = slow_node.key, slow_node.new_tenant("quiet")
+    requests = [make_request(prompts.tokens(3 * B + 2), new=24) for _ in range(42)]
+    lines = [slow_node.background(request, key=flood) for request in requests[:40]]
+
+    def started() -> int:
+        return sum(line.stream.accepted is not None for line in lines)
+
+    waiting = poll(
+        lambda: max(0, slow_node.admin.snapshot().queued_requests - 15), within=patience(10), what="many wait"
+    )
+    before = started()
+    last, first = slow_node.background(requests[40], key=flood), slow_node.stream(requests[41], key=other)
+    first.read(1)
+    between, passed = started() - before, last.stream.accepted is None
+    first.finish()
+    last.result()
+    assert started() - before >= waiting + 5
+    for line in lines:
+        line.result()
+    assert passed, "the flood's own comes after the other tenant's"
+    assert between <= 12, (before, between)
+
+
 @pytest.mark.parametrize("new", [1, B - 1, B, B + 1, 200])
 def test_row_17_a_lone_request_leaves_exact_accounts(node: Node, solo: Solo, prompts: Prompts, new: int) -> None:
     """However a lone request ends, by length, end of sequence, stop string or cancel, nothing stays held."""

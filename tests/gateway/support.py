@@ -94,7 +94,7 @@ class FakeCredentials(cache_pb2_grpc.CredentialServiceServicer):
         if tenant is None:
             raise Unauthenticated("the key is not known", reason="UNKNOWN_KEY")
         return cache_pb2.AuthenticateResponse(
-            tenant=tenant, grant=b"grant of " + tenant.encode(), expires_in_seconds=60
+            tenant=tenant, grant=b"grant of " + tenant.encode(), expires_in_seconds=60, weight=2.5
         )
 
 

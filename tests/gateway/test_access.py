@@ -136,6 +136,8 @@ async def test_the_tenant_comes_from_the_credential_alone() -> None:
         await collect(here.stub(channel).Generate(message, metadata=forged))
         await collect(here.stub(channel).Generate(message, metadata=bearer_metadata("key-b")))
         assert [submit.grant for submit in here.decoder.submitted] == [b"grant of tenant-a", b"grant of tenant-b"]
+        turns = [(submit.tenant, submit.tenant_weight) for submit in here.decoder.submitted]
+        assert turns == [("tenant-a", 2.5), ("tenant-b", 2.5)]
 
 
 @async_test

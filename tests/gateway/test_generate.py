@@ -57,6 +57,8 @@ async def test_a_stream_has_the_order_and_counts_of_the_contract() -> None:
         assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (len(prompt), 1, 9)
         assert usage.cow_copies == 3
         assert 0 < timing.queue_seconds <= timing.ttft_seconds <= timing.total_seconds
+        assert timing.queue_seconds + timing.prefill_seconds == pytest.approx(timing.ttft_seconds)
+        assert timing.ttft_seconds + timing.decode_seconds == pytest.approx(timing.total_seconds)
         submit = here.decoder.submitted[0]
         assert submit.grant == b"grant of tenant-a"
         assert unpack_tokens(submit.tokens).tolist() == prompt

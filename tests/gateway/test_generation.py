@@ -77,7 +77,9 @@ async def test_one_message_may_hold_a_whole_request() -> None:
     assert events[1] == pb.Delta(index=0, text="abc", token_ids=[1, 2, 3])
     assert events[2] == pb.Finished(index=0, reason=LENGTH)
     assert events[3].usage == pb.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3, cow_copies=4)
-    assert events[3].timing == pb.Timing(queue_seconds=0.75, ttft_seconds=1.0, total_seconds=2.0)
+    assert events[3].timing == pb.Timing(
+        queue_seconds=0.75, prefill_seconds=0.25, ttft_seconds=1.0, decode_seconds=1.0, total_seconds=2.0
+    )
 
 
 @async_test

@@ -60,14 +60,16 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, key: _Optional[str] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
-    __slots__ = ("tenant", "grant", "expires_in_seconds")
+    __slots__ = ("tenant", "grant", "expires_in_seconds", "weight")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     grant: bytes
     expires_in_seconds: float
-    def __init__(self, tenant: _Optional[str] = ..., grant: _Optional[bytes] = ..., expires_in_seconds: _Optional[float] = ...) -> None: ...
+    weight: float
+    def __init__(self, tenant: _Optional[str] = ..., grant: _Optional[bytes] = ..., expires_in_seconds: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("sequence", "applied_revision", "attach", "acquire", "report", "fork", "credit", "abort_result", "heartbeat", "rollback", "make_writable", "commit")
