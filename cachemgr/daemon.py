@@ -1,7 +1,8 @@
 """The cache manager's process put together: state, core, sockets; how it starts, drains and ends.
 
-Invariant: nothing is bound before the state directory is locked; health says SERVING exactly while both servers and
-the arena socket take work; at the end every fd, lock and file is let go. Called by `__main__` and by tests.
+Invariant: nothing is bound before the state directory is locked; health says SERVING while both servers and the arena
+socket take work, within a second after the pool was drained or serves again; at the end every fd, lock and file is let
+go. Called by `__main__` and by tests.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class Daemon:
             await asyncio.sleep(TICK_SECONDS)
             watchdog.look()
             self._flush(tenants)
-            await self._say_serving(owner.serving)
+            await self._say_serving(owner.serving and not owner.drained)
 
     async def _watch_deadlines(self, owner: PoolOwner, sessions: Sessions) -> None:
         shortest = min(self._options.lease_seconds, self._options.grace_seconds or self._options.lease_seconds)

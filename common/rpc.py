@@ -87,6 +87,9 @@ def bind_kept(server: grpc.aio.Server, path: Path) -> KeptSocket:
     return kept
 
 
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
 class _Authorized:
     """A multi-callable whose every call brings one more header."""
 
@@ -177,10 +180,10 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set(self, serving: bool) -> None:
-        """Tell the truth to everyone who watches."""
+        """Tell the truth to everyone who watches. Of two calls at once the later one holds, for every name."""
         self.serving = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
+            status = health_pb2.HealthCheckResponse.SERVING if self.serving else _NOT_SERVING
             await self._servicer.set(name, status)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cachemgr.roles import ADMIN_SERVICE
+from cachemgr.service import CACHE_SERVICE
 from tessera.admin.v1 import admin_pb2
 from tests.cachemgr.admin_rig import INVALID, audit_lines, cached_tokens, fill, refused, run
 from tests.cachemgr.daemon_rig import acquire_request, report_request
+from tests.cachemgr.rig import eventually_async
 
 PROMPT = list(range(1, 9))
 
@@ -39,6 +43,33 @@ def test_drain_refuses_new_leases_and_waits_for_the_running_ones():
         assert await cached_tokens(rig, decoder, PROMPT) == 7
         assert [line["outcome"] for line in audit_lines(rig) if line["method"] == "DrainPool"] == ["OK"] * 3
         assert await rig.is_sound()
+
+    run(body)
+
+
+def test_health_says_that_the_pool_is_drained(monkeypatch):
+    """NOT_SERVING on both sockets while it is drained, for the server and each service; SERVING again after it."""
+    monkeypatch.setattr("cachemgr.daemon.TICK_SECONDS", 0.02)
+
+    async def body(rig):
+        admin = await rig.channel(rig.paths.admin_socket, None)
+        services = [(rig.internal, name) for name in ("", CACHE_SERVICE)] + [
+            (admin, name) for name in ("", ADMIN_SERVICE)
+        ]
+
+        async def say(status):
+            found = set()
+            for channel, name in services:
+                request = health_pb2.HealthCheckRequest(service=name)
+                found.add((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+            return found == {status}
+
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert await say(serving)
+        await drain(rig, timeout_seconds=5)
+        await eventually_async(lambda: say(health_pb2.HealthCheckResponse.NOT_SERVING))
+        await drain(rig, resume=True)
+        await eventually_async(lambda: say(serving))
 
     run(body)
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unavailable
 from common.interceptors import BearerInterceptor, ErrorInterceptor, error_from_rpc
 from common.logs import configure_logs
-from common.rpc import add_health_and_reflection, bind, make_server, open_channel, unix_target
+from common.rpc import Health, add_health_and_reflection, bind, make_server, open_channel, unix_target
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 SERVICE = "tessera.cache.v1.CredentialService"
@@ -143,3 +143,25 @@ def test_a_unix_socket_is_private(tmp_path: Path) -> None:
             await server.stop(None)
 
     assert asyncio.run(mode()) == 0o600
+
+
+def test_of_two_changes_of_health_at_once_the_later_one_holds() -> None:
+    """A drain that begins while a service is about to say SERVING: every name is NOT_SERVING afterwards."""
+
+    async def body() -> set[int]:
+        state = Health(make_server(), ["one", "two"])
+        said: dict[str, int] = {}
+
+        async def slow_set(name: str, status: int) -> None:
+            said[name] = status
+            for _ in range(5 if status == health_pb2.HealthCheckResponse.SERVING else 0):
+                await asyncio.sleep(0)  # the earlier change is the slower one
+
+        state._servicer.set = slow_set  # type: ignore[method-assign,assignment]
+        first = asyncio.create_task(state.set(True))
+        await asyncio.sleep(0)
+        await state.set(False)
+        await first
+        return set(said.values())
+
+    assert asyncio.run(body()) == {health_pb2.HealthCheckResponse.NOT_SERVING}
