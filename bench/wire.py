@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.setting import machine_facts, make_pool_parser
 from bench.table import Cell, Report, quantile
-from common.arena_wire import PROTOCOL_VERSION
+from common.arena_frames import PROTOCOL_VERSION
 from common.credentials import read_secret
 from common.paths import StatePaths
 from common.rpc import open_channel, unix_target

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cachemgr.arena.maker import open_place
 from cachemgr.daemon import Daemon
 from common.config import Options, build_parser, load_options
 from common.logs import configure_logs
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def serve(options: Options, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain and end."""
-    daemon = Daemon(options, show_key=_show_key)
+    daemon = Daemon(options, show_key=_show_key, place=open_place(options, os.environ))
     try:
         await daemon.start()
         settle_heap()

@@ -18,6 +18,7 @@ import grpc
 from cachemgr.admin import AdminService
 from cachemgr.admin_listener import refuse_beyond_loopback
 from cachemgr.arena.handoff import Handoff
+from cachemgr.arena.maker import HOST_MEMORY, ArenaPlace
 from cachemgr.audit import AuditLog
 from cachemgr.audit_calls import AuditInterceptor
 from cachemgr.branch_service import BRANCH_SERVICE, BranchService
@@ -56,9 +57,17 @@ STOP_GRACE_SECONDS: Final = 0.5
 class Daemon:
     """One cache manager on one state directory. Create, `start`, and always `stop`, whatever happened between."""
 
-    def __init__(self, options: Options, *, show_key: Callable[[str], object], clocks: Clocks | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        show_key: Callable[[str], object],
+        clocks: Clocks | None = None,
+        place: ArenaPlace = HOST_MEMORY,
+    ) -> None:
         self._options = options
         self._show_key = show_key
+        self._place = place
         self._clocks = clocks or Clocks()
         self._paths = StatePaths(options.state_dir)
         self._log = get_logger()
@@ -107,6 +116,7 @@ class Daemon:
             ),
             knows=lambda name: name.startswith("@") or tenants.has_tenant(name),
             steady_ns=self._clocks.steady_ns,
+            place=self._place,
         )
         for tenant, quota in tenants.quotas().items():
             owner.set_quota(tenant, quota)

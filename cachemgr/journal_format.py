@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.records import HEAD_WORDS, digest_of
+from common.devices import NO_DEVICE, UUID_BYTES
 from common.layout import NONCE_BYTES, TOKEN_BYTES
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"TSRJRNL\x01"
 BOOT_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 16
@@ -29,13 +30,13 @@ TREE_BYTES: Final = 2 * ROOT_BYTES + 8
 PROCESS_BYTES: Final = 328
 HEADER_SLOTS: Final = 2
 PAGE: Final = 4096
-_HEADER: Final = struct.Struct(f"<8sIIQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{BOOT_BYTES}s")
+_HEADER: Final = struct.Struct(f"<8sIIQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{BOOT_BYTES}s{UUID_BYTES}s")
 HEADER_BYTES: Final = -(-_HEADER.size // 8) * 8
 
 
 @dataclass(frozen=True, slots=True)
 class JournalIdentity:
-    """Which arena a journal speaks of. `boot` tells starts of the machine apart."""
+    """Which arena a journal speaks of. `boot` tells starts of the machine apart; `device_uuid` is a GPU's, or zeros."""
 
     num_blocks: int
     block_tokens: int
@@ -43,6 +44,7 @@ class JournalIdentity:
     layout_fingerprint: bytes
     nonce: bytes
     boot: bytes
+    device_uuid: bytes = NO_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def pack_header(identity: JournalIdentity, epoch: int, turn: int) -> bytes:
         identity.layout_fingerprint,
         identity.nonce,
         identity.boot,
+        identity.device_uuid,
     )
 
 
@@ -114,10 +117,10 @@ def read_header(memory: NDArray[np.uint8]) -> tuple[JournalIdentity, int, int] |
         return None
     newest: tuple[JournalIdentity, int, int] | None = None
     for _, data in Table(memory, 0, HEADER_SLOTS, HEADER_BYTES).used():
-        magic, version, tokens, blocks, size, epoch, turn, fingerprint, nonce, boot = _HEADER.unpack_from(data)
+        magic, version, tokens, blocks, size, epoch, turn, fingerprint, nonce, boot, device = _HEADER.unpack_from(data)
         if (magic, version) != (MAGIC, VERSION) or not 1 <= tokens <= 1 << 16 or not 1 <= blocks < 1 << 31:
             continue
-        identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot)
+        identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot, device)
         if Sections.of(blocks, tokens).end == len(memory) and (newest is None or turn > newest[2]):
             newest = (identity, epoch, turn)
     return newest

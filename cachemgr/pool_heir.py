@@ -16,7 +16,7 @@ from typing import Final
 from cachemgr.adoption import LIMBO
 from cachemgr.arena.base import Arena
 from cachemgr.arena.handoff import Handoff
-from cachemgr.arena.host import HostArena
+from cachemgr.arena.maker import ArenaPlace
 from cachemgr.ids import TenantId
 from cachemgr.journal import IndexJournal
 from cachemgr.manager import CacheManager
@@ -34,6 +34,7 @@ class PoolHeir:
     succession: Succession
     manager: CacheManager | None
     _handoff: Handoff
+    _place: ArenaPlace
     _knows: Callable[[TenantId], bool]
     _steady_ns: Callable[[], int]
 
@@ -90,9 +91,7 @@ class PoolHeir:
             return orphan is not None and orphan.adopted
         identity, started = orphan.journal.identity, self._steady_ns()
         try:
-            arena = HostArena.adopt(
-                fd, num_blocks=identity.num_blocks, block_bytes=identity.block_bytes, nonce=identity.nonce
-            )
+            arena = self._place.adopt(fd, identity)
         except ValueError as error:
             get_logger().warning("arena_return_refused", cause=str(error))
             return False

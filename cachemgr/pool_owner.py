@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from cachemgr.arena.base import Arena
 from cachemgr.arena.handoff import Handoff
+from cachemgr.arena.maker import HOST_MEMORY, ArenaPlace
 from cachemgr.events import EventLog
 from cachemgr.ids import TenantId
 from cachemgr.journal import IndexJournal
@@ -20,10 +21,10 @@ from cachemgr.journal_file import boot_id
 from cachemgr.journal_format import JournalIdentity
 from cachemgr.manager import CacheManager
 from cachemgr.pool_heir import PoolHeir
-from cachemgr.pool_parts import PoolSize, apply_quota, draining_error, layout_mismatch, make_arena, make_manager
+from cachemgr.pool_parts import PoolSize, apply_quota, draining_error, layout_mismatch, make_manager
 from cachemgr.succession import Succession
 from cachemgr.tenant_quotas import TenantQuota
-from common.arena_wire import PROTOCOL_VERSION
+from common.arena_frames import PROTOCOL_VERSION, ArenaKind
 from common.config import DEFAULT_GRACE_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_KEPT
 from common.errors import FailedPrecondition, Unavailable
 from common.faults import Faults
@@ -48,10 +49,12 @@ class PoolOwner(PoolHeir):
         max_kept: int = DEFAULT_MAX_KEPT,
         succession: Succession,
         knows: Callable[[TenantId], bool] = bool,
+        place: ArenaPlace = HOST_MEMORY,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.succession = succession
         self._knows = knows
+        self._place = place
         self._steady_ns = steady_ns
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
@@ -152,9 +155,18 @@ class PoolOwner(PoolHeir):
 
     def _create(self, layout: KvLayout) -> CacheManager:
         num_blocks = self._size.blocks_for(layout)
-        arena = make_arena(num_blocks, layout.block_bytes)
+        arena = self._place.make(num_blocks, layout.block_bytes)
+        if arena.kind is ArenaKind.CUDA_IPC:
+            self.succession.forgo()
+            return self._install(arena, layout, None)
         identity = JournalIdentity(
-            num_blocks, layout.block_tokens, layout.block_bytes, layout.fingerprint(), arena.nonce, boot_id()
+            num_blocks,
+            layout.block_tokens,
+            layout.block_bytes,
+            layout.fingerprint(),
+            arena.nonce,
+            boot_id(),
+            arena.device_uuid,
         )
         return self._install(arena, layout, self.succession.create(identity))
 

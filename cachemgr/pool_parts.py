@@ -1,17 +1,14 @@
-"""What the pool owner is made of: how large a pool is, its memory, its quotas, and how two layouts differ. No state.
+"""What the pool owner is made of: how large a pool is, its quotas, and how two layouts differ. No state.
 
 Called by `pool_owner.py` alone.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from cachemgr.arena.base import Arena
-from cachemgr.arena.host import HostArena
 from cachemgr.events import EventLog
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.journal import IndexJournal
@@ -20,7 +17,7 @@ from cachemgr.quotas import Quota
 from cachemgr.tenant_quotas import TenantQuota
 from common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from common.faults import Faults
-from common.layout import NONCE_BYTES, KvLayout
+from common.layout import KvLayout
 from common.logs import get_logger
 
 MIN_BLOCKS: Final = 2
@@ -56,21 +53,6 @@ def apply_quota(manager: CacheManager, tenant: TenantId, quota: TenantQuota) -> 
     except ResourceExhausted as error:
         get_logger().warning("floor_does_not_fit", tenant=tenant, floor_blocks=error.needed, usable_blocks=error.usable)
         manager.set_quota(tenant, replace(wanted, floor_blocks=0))
-
-
-def make_arena(num_blocks: int, block_bytes: int) -> Arena:
-    """Fresh memory with a nonce of its own. Raises ResourceExhausted where the system refuses it."""
-    try:
-        return HostArena(num_blocks=num_blocks, block_bytes=block_bytes, nonce=secrets.token_bytes(NONCE_BYTES))
-    except OSError as error:
-        needed = (num_blocks + 1) * block_bytes
-        raise ResourceExhausted(
-            f"the system refuses an arena of {needed} bytes: {error.strerror}",
-            subject="arena_bytes",
-            needed=needed,
-            usable=0,
-            reason="NO_MEMORY",
-        ) from error
 
 
 def make_manager(

@@ -88,6 +88,11 @@ class Succession:
         self._holders = HolderTable(journal.processes)
         return journal
 
+    def forgo(self) -> None:
+        """This daemon's memory ends with it: no journal, in place of any older one."""
+        self.orphan = None
+        discard_journal(self._path)
+
     def adopt(self, orphan: Orphan) -> None:
         """The orphan's memory is here: its journal is this daemon's from now on."""
         orphan.adopted = True

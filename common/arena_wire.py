@@ -1,11 +1,8 @@
-"""The frames of the arena socket, and the clients that ask for the memory and hand it back.
+"""The clients of the arena socket: ask for the memory, say that its nonce is written, hand it back.
 
-Fixed size, typed, little-endian: a request of 28 bytes (magic, version, the session's arena token) and a reply of
-88 bytes (magic, version, status, sizes, layout fingerprint, nonce) with exactly one fd by SCM_RIGHTS where the
-status is OK. A return is a request with another magic that carries the fd itself; its reply has neither numbers nor fd.
-Invariant: nothing of a frame is believed before magic, version and length are right, and a client never keeps an fd
-whose seals or size are not those of the reply. Used by the daemon's hand-off and by the decoder's view; it maps nothing
-and knows no service.
+Invariant: a client never keeps an fd whose kind, seals or size are not those of the reply; exactly one fd comes by
+SCM_RIGHTS where the status is OK, and none otherwise. Frames are `arena_frames.py`'s. Used by the decoder's view; what
+receives fds, by the daemon's hand-off too. It maps nothing and knows no service.
 """
 
 from __future__ import annotations
@@ -15,111 +12,29 @@ import os
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from common.arena_frames import (
+    PROTOCOL_VERSION,
+    REPLY_BYTES,
+    ArenaInfo,
+    ArenaKind,
+    ArenaStatus,
+    FrameError,
+    decode_reply,
+    encode_request,
+    encode_return,
+    encode_written,
+    written_proof,
+)
+from common.cuda_driver import IPC_HANDLE_BYTES
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
-from common.layout import NONCE_BYTES
-
-PROTOCOL_VERSION: Final = 1
-ARENA_TOKEN_BYTES: Final = 16
-FINGERPRINT_BYTES: Final = 16
-
-_REQUEST: Final = struct.Struct("<8sI16s")
-_REPLY: Final = struct.Struct("<8sIIIxxxxQQ16s32s")
-_REQUEST_MAGIC: Final = b"TSRARQ\x00\x01"
-_RETURN_MAGIC: Final = b"TSRART\x00\x01"
-_REPLY_MAGIC: Final = b"TSRARP\x00\x01"
-REQUEST_BYTES: Final = _REQUEST.size
-REPLY_BYTES: Final = _REPLY.size
 
 _NEEDED_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _FD_BYTES: Final = 4
 _MAX_FDS: Final = 8  # room for more than the one we take, so that a wrong count is seen and closed
-
-
-class FrameError(ValueError):
-    """A frame is no frame of ours: wrong length, magic or version."""
-
-
-class ArenaStatus(IntEnum):
-    """How the daemon answered."""
-
-    OK = 0
-    REFUSED = 1
-    VERSION_MISMATCH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaInfo:
-    """What comes with the fd. Sizes in bytes; `num_blocks` does not count the null block."""
-
-    num_blocks: int
-    block_bytes: int
-    arena_bytes: int
-    layout_fingerprint: bytes
-    nonce: bytes
-
-
-_NO_INFO: Final = ArenaInfo(0, 0, 0, bytes(FINGERPRINT_BYTES), bytes(NONCE_BYTES))
-
-
-def encode_request(token: bytes, version: int = PROTOCOL_VERSION) -> bytes:
-    """The request frame for a session's arena token (16 bytes; ValueError otherwise)."""
-    if len(token) != ARENA_TOKEN_BYTES:
-        raise ValueError(f"an arena token has {ARENA_TOKEN_BYTES} bytes, not {len(token)}")
-    return _REQUEST.pack(_REQUEST_MAGIC, version, token)
-
-
-def encode_return(token: bytes, version: int = PROTOCOL_VERSION) -> bytes:
-    """The return frame for the token (16 bytes) that asked for the memory; the fd goes with it."""
-    return _RETURN_MAGIC + encode_request(token, version)[len(_REQUEST_MAGIC) :]
-
-
-def is_return(frame: bytes) -> bool:
-    """Whether a frame of the right length hands the memory back."""
-    return frame.startswith(_RETURN_MAGIC)
-
-
-def decode_request(frame: bytes) -> tuple[int, bytes]:
-    """(version, token) of a request or a return frame. Raises FrameError on a wrong length or magic."""
-    if len(frame) != REQUEST_BYTES:
-        raise FrameError(f"a request has {REQUEST_BYTES} bytes, not {len(frame)}")
-    magic, version, token = _REQUEST.unpack(frame)
-    if magic not in (_REQUEST_MAGIC, _RETURN_MAGIC):
-        raise FrameError("the magic of the request is wrong")
-    return version, token
-
-
-def encode_reply(status: ArenaStatus, info: ArenaInfo | None = None) -> bytes:
-    """The reply frame; without `info` all numbers are 0."""
-    it = info or _NO_INFO
-    return _REPLY.pack(
-        _REPLY_MAGIC,
-        PROTOCOL_VERSION,
-        int(status),
-        it.num_blocks,
-        it.block_bytes,
-        it.arena_bytes,
-        it.layout_fingerprint,
-        it.nonce,
-    )
-
-
-def decode_reply(frame: bytes) -> tuple[ArenaStatus, ArenaInfo]:
-    """(status, info) of a reply frame. Raises FrameError on a wrong length, magic, version or status."""
-    if len(frame) != REPLY_BYTES:
-        raise FrameError(f"a reply has {REPLY_BYTES} bytes, not {len(frame)}")
-    magic, version, status, num_blocks, block_bytes, arena_bytes, fingerprint, nonce = _REPLY.unpack(frame)
-    if magic != _REPLY_MAGIC:
-        raise FrameError("the magic of the reply is wrong")
-    if version != PROTOCOL_VERSION:
-        raise FrameError(f"the reply speaks version {version}; this build speaks {PROTOCOL_VERSION}")
-    if status not in ArenaStatus.__members__.values():
-        raise FrameError(f"the status of the reply is {status}")
-    return ArenaStatus(status), ArenaInfo(num_blocks, block_bytes, arena_bytes, fingerprint, nonce)
 
 
 def fetch_arena(path: Path | str, token: bytes, *, timeout_seconds: float = 5.0) -> tuple[int, ArenaInfo]:
@@ -130,15 +45,7 @@ def fetch_arena(path: Path | str, token: bytes, *, timeout_seconds: float = 5.0)
     FailedPrecondition on a version, frame, seal or size that does not fit, Unavailable where nobody answers.
     Messages name neither the path nor the fd.
     """
-    deadline = time.monotonic() + timeout_seconds
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
-            link.settimeout(timeout_seconds)
-            link.connect(str(path))
-            link.sendall(encode_request(token))
-            frame, fds = _receive_reply(link, deadline)
-    except OSError as error:
-        raise Unavailable("the cache manager does not hand the arena over now", reason="ARENA_UNAVAILABLE") from error
+    frame, fds = _exchange(path, encode_request(token), (), timeout_seconds, "does not hand the arena over now")
     try:
         info = _checked_reply(frame, fds)
     except (PermissionDenied, FailedPrecondition):
@@ -153,17 +60,32 @@ def return_arena(path: Path | str, token: bytes, fd: int, *, timeout_seconds: fl
     Raises PermissionDenied where the daemon refuses the token, the peer or the memory, FailedPrecondition on a version
     or frame that does not fit, Unavailable where nobody answers.
     """
+    frame, fds = _exchange(path, encode_return(token), [fd], timeout_seconds, "does not take the arena back now")
+    _close_all(fds)
+    _checked_status(frame)
+
+
+def confirm_written(path: Path | str, token: bytes, nonce_read_back: bytes, *, timeout_seconds: float = 5.0) -> None:
+    """Say that the nonce stands in the memory that `token` was spent for. Raises what `return_arena` raises."""
+    frame = encode_written(written_proof(token, nonce_read_back))
+    reply, fds = _exchange(path, frame, (), timeout_seconds, "does not hear that the arena is written")
+    _close_all(fds)
+    _checked_status(reply)
+
+
+def _exchange(
+    path: Path | str, frame: bytes, fds: Sequence[int], timeout_seconds: float, failing: str
+) -> tuple[bytes, list[int]]:
+    """Send `frame` with `fds`; the reply and the fds that came with it. Raises Unavailable where nobody answers."""
     deadline = time.monotonic() + timeout_seconds
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:
             link.settimeout(timeout_seconds)
             link.connect(str(path))
-            socket.send_fds(link, [encode_return(token)], [fd])
-            frame, fds = _receive_reply(link, deadline)
+            socket.send_fds(link, [frame], fds)
+            return _receive_reply(link, deadline)
     except OSError as error:
-        raise Unavailable("the cache manager does not take the arena back now", reason="ARENA_UNAVAILABLE") from error
-    _close_all(fds)
-    _checked_status(frame)
+        raise Unavailable(f"the cache manager {failing}", reason="ARENA_UNAVAILABLE") from error
 
 
 def receive_with_fds(link: socket.socket, size: int, fds: list[int]) -> bytes:
@@ -223,18 +145,27 @@ def _checked_reply(frame: bytes, fds: list[int]) -> ArenaInfo:
 
 def _check_memory(fd: int, info: ArenaInfo) -> None:
     wanted = (info.num_blocks + 1) * info.block_bytes
+    if info.num_blocks < 1 or info.arena_bytes != wanted or info.memory_bytes < wanted:
+        raise _wrong_size(info, info.memory_bytes)
+    if info.kind is ArenaKind.CUDA:  # an fd of the driver's, which tells its size to the driver alone
+        return
     try:
         actual = os.fstat(fd).st_size
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise FailedPrecondition("the arena is no sealed memory file", reason="ARENA_SEALS") from error
-    if info.num_blocks < 1 or not info.arena_bytes == wanted == actual:
-        raise FailedPrecondition(
-            f"the arena has {actual} bytes; {info.num_blocks} + 1 blocks of {info.block_bytes} bytes need {wanted}",
-            reason="ARENA_SIZE",
-        )
+    if actual != (IPC_HANDLE_BYTES if info.kind is ArenaKind.CUDA_IPC else wanted):
+        raise _wrong_size(info, actual)
     if seals & _NEEDED_SEALS != _NEEDED_SEALS:
         raise FailedPrecondition("the arena is not sealed against resizing", reason="ARENA_SEALS")
+
+
+def _wrong_size(info: ArenaInfo, actual: int) -> FailedPrecondition:
+    wanted = (info.num_blocks + 1) * info.block_bytes
+    return FailedPrecondition(
+        f"the arena has {actual} bytes; {info.num_blocks} + 1 blocks of {info.block_bytes} bytes need {wanted}",
+        reason="ARENA_SIZE",
+    )
 
 
 def _close_all(fds: list[int]) -> None:

@@ -44,6 +44,7 @@ class Options:
     pool_bytes: int | None = None
     block_tokens: int = 16
     device: str = CPU
+    arena_handles: str = "fd"
     dtype: str = DEFAULT_DTYPE
     kv_dtype: str | None = None
     chunk_tokens: int = 512
@@ -176,6 +177,7 @@ _OPTIONS = (
     _Option("pool_bytes", parse_size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
     _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),
+    _Option("arena_handles", _choice("fd", "ipc"), "how GPU memory is shared: fd (default), or the older ipc", "KIND"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
     _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype); see README", "DTYPE"),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),

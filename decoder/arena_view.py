@@ -1,8 +1,8 @@
-"""The arena as the decoder sees it: the daemon's memory, mapped once, as one numpy array without a copy.
+"""The arena as the decoder sees it: the daemon's memory, mapped once, as one array without a copy.
 
-Invariant: an array comes out of here only if its layout, size and nonce are the daemon's, the nonce read back through
-the mapping itself. The memory lives as long as the array; the fd is kept for a daemon that has lost the memory and
-wants it back. Called by the cache client at each attach; it never allocates KV memory and never resizes it.
+Invariant: an array comes out of here only if its layout, size, place and nonce are the daemon's, the nonce read back
+through the mapping itself. The memory lives as long as the array; the fd is kept for a daemon that has lost the memory
+and wants it back. Called by the cache client at each attach; it never allocates KV memory and never resizes it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,38 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from common.arena_wire import ArenaInfo, fetch_arena, return_arena
-from common.errors import FailedPrecondition
+from common.arena_frames import ArenaInfo, ArenaKind
+from common.arena_wire import confirm_written, fetch_arena, return_arena
+from common.cuda_driver import CudaError, Gpu
+from common.errors import FailedPrecondition, PermissionDenied, Unavailable
 from common.layout import NONCE_BYTES, KvDtype, KvLayout
 from decoder.cache_api import Arena
+from decoder.cuda_arena import Wrap, arena_tensor, check_device, map_cuda, wrap_tensor
+from decoder.cuda_mapping import CudaMapping
 
 
 @dataclass(slots=True, eq=False)
 class MappedArena:
     """`array` is float32, or uint16 for 2-byte types: [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim];
-    block 0 is the null block."""
+    block 0 is the null block. In GPU memory it is a torch tensor of the layout's own type."""
 
-    array: Arena
+    array: Any
     _fd: int
+    _mapping: CudaMapping | None = None
+    outlives_daemon: bool = True
+
+    def read_nonce(self) -> bytes:
+        """The nonce, as it stands in the memory now. Raises FailedPrecondition where GPU memory cannot be read."""
+        if self._mapping is None:
+            return bytes(self.array[0].reshape(-1).view(np.uint8)[:NONCE_BYTES])
+        try:
+            return self._mapping.read(NONCE_BYTES)
+        except CudaError as error:
+            raise FailedPrecondition(f"the arena cannot be read: {error}", reason="ARENA_MAP") from None
 
     def hand_back(self, path: Path, token: bytes) -> None:
         """Give the memory to a new daemon that asked for it with `token`. Raises what `return_arena` raises."""
@@ -40,28 +56,40 @@ class MappedArena:
             os.close(fd)
 
 
-def map_arena(path: Path, token: bytes, layout: KvLayout, num_blocks: int) -> MappedArena:
-    """Fetch the arena with `token` and map it. Raises FailedPrecondition naming what does not fit, and what
-    `fetch_arena` raises."""
+def map_arena(
+    path: Path, token: bytes, layout: KvLayout, num_blocks: int, gpu: Gpu | None = None, wrap: Wrap = wrap_tensor
+) -> MappedArena:
+    """Fetch the arena with `token` and map it: memory of `gpu`, or the host's. Raises FailedPrecondition naming what
+    does not fit, and what `fetch_arena` and `confirm_written` raise."""
     fd, info = fetch_arena(path, token)
     mapped = MappedArena(np.empty(0), fd)
     try:
-        mapped.array = _mapped(fd, info, layout, num_blocks)
-    except FailedPrecondition:
+        _check_info(info, layout, num_blocks)
+        check_device(info, gpu)
+        if gpu is None:
+            mapped.array = _mapped(fd, info, layout, num_blocks)
+            return mapped
+        mapping = map_cuda(fd, info, gpu)
+        mapped.array, mapped._mapping = arena_tensor(mapping, layout, num_blocks, wrap), mapping
+        if info.nonce_wanted:
+            confirm_written(path, token, info.nonce)
+    except (FailedPrecondition, PermissionDenied, Unavailable):
         mapped.close()
         raise
+    if info.kind is ArenaKind.CUDA_IPC:
+        mapped.outlives_daemon = False
+        mapped.close()  # what is behind it is a secret, and nothing that could be handed back
     return mapped
 
 
 def _mapped(fd: int, info: ArenaInfo, layout: KvLayout, num_blocks: int) -> Arena:
-    _check_info(info, layout, num_blocks)
     try:
         memory = mmap.mmap(fd, info.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError) as error:
         raise FailedPrecondition("the arena cannot be mapped", reason="ARENA_MAP") from error
     if not hmac.compare_digest(memory[:NONCE_BYTES], info.nonce):
         raise FailedPrecondition("the mapped memory is not the daemon's arena: its nonce differs", reason="ARENA_NONCE")
-    kind = np.float32 if layout.dtype is KvDtype.FLOAT32 else np.uint16
+    kind: Any = np.float32 if layout.dtype is KvDtype.FLOAT32 else np.uint16
     return np.frombuffer(memory, kind).reshape(num_blocks + 1, *layout.block_shape)
 
 

@@ -109,7 +109,7 @@ class GrpcCacheClient:
                 if isinstance(error, _FATAL):
                     raise error
                 self._log.info("attach_failed", reason=error.reason, message=error.message)
-            elif self._stream is not None and proof.resume_token and not is_final:
+            elif self._stream is not None and proof.resume_token and not is_final and self._keeps_memory:
                 self._log.warning("session_broken", session=proof.session, reason=error.reason)
                 self._stream, delay = None, FIRST_DELAY_SECONDS
                 self._post(Away(proof.session))
@@ -171,6 +171,11 @@ class GrpcCacheClient:
                 call.cancel()
             await channel.close()
 
+    @property
+    def _keeps_memory(self) -> bool:
+        # A daemon that is away may be dead, and some memory with it: nothing may be computed on it then.
+        return self._memory is not None and self._memory.outlives_daemon
+
     async def _connect(self, channel: grpc.aio.Channel) -> None:
         try:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
@@ -184,14 +189,14 @@ class GrpcCacheClient:
         if answer.layout_fingerprint != target.layout.fingerprint():
             raise FailedPrecondition("the cache manager holds another KV layout", reason="LAYOUT_MISMATCH")
         memory = await asyncio.to_thread(
-            map_arena, target.arena_socket, answer.arena_token, target.layout, answer.num_blocks
+            map_arena, target.arena_socket, answer.arena_token, target.layout, answer.num_blocks, target.gpu
         )
         if self._memory is not None:
             self._memory.close()
-        self._memory, arena = memory, memory.array
+        self._memory = memory
         self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
-        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, arena)
-        self._post(Attached(answer.session_id, answer.num_blocks, arena))
+        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, memory)
+        self._post(Attached(answer.session_id, answer.num_blocks, memory.array))
         return answer.session_id
 
     async def _come_back(self, stream: SessionStream, proof: SessionProof) -> int:
@@ -207,7 +212,7 @@ class GrpcCacheClient:
             raise Refused(FailedPrecondition("the cache manager did not resume the session", reason="NOT_RESUMED"))
         event = resumed_event(answer, response.revision, holdings)
         self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
-        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, proof.arena)
+        self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, proof.memory)
         self._post(event)
         return answer.session_id
 

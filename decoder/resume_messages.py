@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import Internal
-from common.layout import NONCE_BYTES
 from common.tokens import pack_tokens, unpack_tokens
-from decoder.cache_api import Arena, Replacement, Resumed
+from decoder.arena_view import MappedArena
+from decoder.cache_api import Replacement, Resumed
 from decoder.cache_messages import scope_message
 from decoder.holdings import Held, Holdings
 from decoder.sequence import LeaseId
@@ -23,22 +23,21 @@ from tessera.common.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class SessionProof:
-    """What a later stream needs to go on with a session; `arena` is its mapped memory."""
+    """What a later stream needs to go on with a session; `memory` is its arena."""
 
     session: int
     epoch: int
     resume_token: bytes
-    arena: Arena
+    memory: MappedArena
 
 
 def resume_message(proof: SessionProof, holdings: Holdings, key: common_pb2.CacheKey) -> cache_pb2.SessionResume:
-    """The `resume` of an attach."""
-    nonce = np.ascontiguousarray(proof.arena[0]).view(np.uint8).reshape(-1)[:NONCE_BYTES]
+    """The `resume` of an attach. Raises FailedPrecondition where the memory cannot be read any more."""
     return cache_pb2.SessionResume(
         session_id=proof.session,
         epoch=proof.epoch,
         resume_token=proof.resume_token,
-        arena_nonce=nonce.tobytes(),
+        arena_nonce=proof.memory.read_nonce(),
         sequences=[_held_message(held, key) for held in holdings.sequences],
         credit_blocks=pack_tokens(holdings.credit),
     )

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.arena_wire import PROTOCOL_VERSION
+from common.arena_frames import PROTOCOL_VERSION
+from common.cuda_driver import Gpu
 from common.layout import KvLayout
 from decoder.cache_messages import layout_message
 from tessera.cache.v1 import cache_pb2
@@ -15,7 +16,7 @@ from tessera.common.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class SessionTarget:
-    """Where the cache manager is and what this decoder is to it."""
+    """Where the cache manager is and what this decoder is to it; `gpu` is where it computes, None: on the CPU."""
 
     target: str
     secret: str
@@ -23,6 +24,7 @@ class SessionTarget:
     layout: KvLayout
     key: common_pb2.CacheKey
     decoder_name: str
+    gpu: Gpu | None = None
 
     def attach_message(self) -> cache_pb2.AttachRequest:
         """An attach of this process, without a resume."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from common.arena_wire import FrameError, receive_with_fds
+from common.arena_frames import FrameError
+from common.arena_wire import receive_with_fds
 
 
 async def read_frame(link: socket.socket, size: int, fds: list[int]) -> bytes:

@@ -14,7 +14,6 @@ import hmac
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,19 @@ from typing import Final
 
 from cachemgr.arena.base import Arena
 from cachemgr.arena.frames import read_frame
+from cachemgr.arena.peers import Peer, open_peer_pidfd, peer_of
 from cachemgr.ids import SessionId
-from common.arena_wire import (
+from common.arena_frames import (
     ARENA_TOKEN_BYTES,
     PROTOCOL_VERSION,
     REQUEST_BYTES,
-    ArenaInfo,
     ArenaStatus,
     FrameError,
     decode_request,
     encode_reply,
     is_return,
+    is_written,
+    written_proof,
 )
 from common.errors import FailedPrecondition, TesseraError
 from common.kept_sockets import KeptSocket
@@ -41,19 +42,9 @@ from common.logs import get_logger
 REQUEST_TIMEOUT_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 32
 ACCEPT_PAUSE_SECONDS: Final = 0.05
-_SO_PEERPIDFD: Final = 77  # Linux 6.5: the peer's pidfd, free of the race of opening one by number
-_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 HandedOver = Callable[[SessionId, int, int], None]  # session, process id, pidfd (the callee's to close)
 TakeBack = Callable[[int], bool]  # the fd (the callee's to close); whether it was the memory that is wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who the kernel says is at the other end of a Unix socket."""
-
-    process_id: int
-    user_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +68,7 @@ class Handoff:
         self._max_connections = max_connections
         self._offers: dict[SessionId, _Offer] = {}
         self._asked: dict[int, bytes] = {}  # process -> token that it may hand the memory back with
+        self._writers: dict[int, bytes] = {}  # process -> how it proves that it wrote the nonce
         self._take_back: TakeBack | None = None
         self._arena: Arena | None = None
         self._fingerprint = b""
@@ -164,6 +156,8 @@ class Handoff:
                     frame = await read_frame(link, REQUEST_BYTES, fds)
                 if is_return(frame):
                     self._answer_return(link, frame, fds)
+                elif is_written(frame):
+                    self._answer_written(link, frame)
                 else:
                     self._answer(link, frame)
             except (TimeoutError, FrameError, OSError, TesseraError) as error:
@@ -185,8 +179,10 @@ class Handoff:
             link.send(encode_reply(ArenaStatus.REFUSED))
             return
         arena = self._arena
-        info = ArenaInfo(arena.num_blocks, arena.block_bytes, arena.arena_bytes, self._fingerprint, arena.nonce)
-        pidfd = _open_peer_pidfd(link, peer)
+        info = arena.info(self._fingerprint)
+        if info.nonce_wanted:
+            self._writers[peer.process_id] = written_proof(token, arena.nonce)
+        pidfd = open_peer_pidfd(link, peer)
         # Told before the fd leaves: from here on the process counts as one that can write.
         self._on_handed_over(session, peer.process_id, pidfd)
         socket.send_fds(link, [encode_reply(ArenaStatus.OK, info)], [arena.fileno()])
@@ -205,6 +201,20 @@ class Handoff:
         taken = self._take_back(fds.pop())
         link.send(encode_reply(ArenaStatus.OK if taken else ArenaStatus.REFUSED))
 
+    def _answer_written(self, link: socket.socket, frame: bytes) -> None:
+        """Judge the word of a process that was asked to write the nonce. From then on others must find it."""
+        version, proof = decode_request(frame)
+        peer = peer_of(link)
+        wanted = self._writers.pop(peer.process_id, b"")
+        fits = version == PROTOCOL_VERSION and peer.user_id == os.geteuid() and hmac.compare_digest(wanted, proof)
+        if self._arena is None or not fits:
+            self._log.warning("arena_nonce_refused", peer_process_id=peer.process_id)
+            link.send(encode_reply(ArenaStatus.REFUSED))
+            return
+        self._arena.nonce_written = True
+        self._log.info("arena_nonce_written", process_id=peer.process_id)
+        link.send(encode_reply(ArenaStatus.OK))
+
     def _spend(self, token: bytes, peer: Peer) -> SessionId | None:
         """The session of `token` if `peer` may have the memory; the token is gone either way."""
         found: SessionId | None = None
@@ -215,19 +225,3 @@ class Handoff:
             return None
         process_id = self._offers.pop(found).process_id
         return found if peer == Peer(process_id, os.geteuid()) else None
-
-
-def peer_of(link: socket.socket) -> Peer:
-    """Process and user at the other end, as they were when it connected. OSError where the kernel does not say."""
-    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process_id, user_id, _ = _CREDENTIALS.unpack(raw)
-    return Peer(process_id, user_id)
-
-
-def _open_peer_pidfd(link: socket.socket, peer: Peer) -> int:
-    try:
-        pidfd = link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        return os.pidfd_open(peer.process_id)
-    os.set_inheritable(pidfd, False)
-    return pidfd

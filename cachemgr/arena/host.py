@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachemgr.arena.base import Arena
-from common.layout import NONCE_BYTES
+from cachemgr.arena.base import Arena, check_sizes
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POISON_CHUNK_BYTES: Final = 1 << 20
@@ -30,12 +29,7 @@ class HostArena(Arena):
     """
 
     def __init__(self, *, num_blocks: int, block_bytes: int, nonce: bytes) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; allowed is 1 and more")
-        if block_bytes < NONCE_BYTES:
-            raise ValueError(f"block_bytes is {block_bytes}; allowed is {NONCE_BYTES} and more")
-        if len(nonce) != NONCE_BYTES:
-            raise ValueError(f"the nonce has {len(nonce)} bytes; it needs {NONCE_BYTES}")
+        check_sizes(num_blocks, block_bytes, nonce)
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes
         self.nonce = nonce

@@ -13,8 +13,10 @@ from typing import Any
 import grpc
 import numpy as np
 
+from cachemgr.arena.maker import HOST_MEMORY, ArenaPlace
 from cachemgr.clocks import Clocks
 from cachemgr.daemon import Daemon
+from common.arena_frames import PROTOCOL_VERSION
 from common.config import Options
 from common.faults import Faults
 from common.layout import KvDtype, KvLayout
@@ -98,7 +100,7 @@ class SessionClient:
 def attach_request(*, name: str = "d0", process_id: int | None = None, **layout: Any) -> cache_pb2.AttachRequest:
     """An attach with the rig's layout, some fields changed."""
     return cache_pb2.AttachRequest(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         decoder_name=name,
         layout=layout_message(**layout),
         process_id=os.getpid() if process_id is None else process_id,
@@ -172,14 +174,19 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, state_dir: Path | None = None, faults: Faults | None = None, clocks: Clocks | None = None, **options: Any
+    *,
+    state_dir: Path | None = None,
+    faults: Faults | None = None,
+    clocks: Clocks | None = None,
+    place: ArenaPlace = HOST_MEMORY,
+    **options: Any,
 ) -> AsyncIterator[Rig]:
     """A started daemon with BLOCKS blocks, stopped at the end."""
     with contextlib.ExitStack() as stack:
         folder = state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ts-")))
         chosen = replace(Options(state_dir=folder, pool_blocks=BLOCKS), faults=faults or Faults(), **options)
         shown: list[str] = []
-        daemon = Daemon(chosen, show_key=shown.append, clocks=clocks)
+        daemon = Daemon(chosen, show_key=shown.append, clocks=clocks, place=place)
         try:
             await daemon.start()
             rig = Rig(daemon, StatePaths(folder), shown)

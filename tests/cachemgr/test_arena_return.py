@@ -15,7 +15,8 @@ import pytest
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.arena.host import HostArena
-from common.arena_wire import encode_return, return_arena
+from common.arena_frames import encode_return
+from common.arena_wire import return_arena
 from common.errors import PermissionDenied
 
 NONCE = bytes(range(32))

@@ -14,7 +14,7 @@ import pytest
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.arena.host import HostArena
-from common.arena_wire import (
+from common.arena_frames import (
     REPLY_BYTES,
     REQUEST_BYTES,
     ArenaInfo,
@@ -23,8 +23,8 @@ from common.arena_wire import (
     decode_reply,
     encode_reply,
     encode_request,
-    fetch_arena,
 )
+from common.arena_wire import fetch_arena
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
 from tests.cachemgr.rig import eventually, read_line, spawn_python
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.arena_wire import ArenaInfo
+from common.arena_frames import ArenaInfo
 from common.errors import FailedPrecondition
 from common.layout import KvDtype, KvLayout
 from decoder import arena_view

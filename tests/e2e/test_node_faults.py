@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from common.arena_wire import PROTOCOL_VERSION
+from common.arena_frames import PROTOCOL_VERSION
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
 from tessera.cache.v1 import cache_pb2
 from tests.e2e.client import Background, make_request
