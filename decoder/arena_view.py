@@ -75,6 +75,8 @@ def map_arena(
             confirm_written(path, token, info.nonce)
     except (FailedPrecondition, PermissionDenied, Unavailable):
         mapped.close()
+        if mapped._mapping is not None:
+            mapped._mapping.close()
         raise
     if info.kind is ArenaKind.CUDA_IPC:
         mapped.outlives_daemon = False

@@ -51,8 +51,8 @@ def map_cuda(fd: int, info: ArenaInfo, gpu: Gpu, *, writable: bool = True) -> Cu
     Raises FailedPrecondition: ARENA_SIZE, ARENA_MAP (with the driver's call and result), ARENA_NONCE. Nothing stays
     mapped then.
     """
-    _check_size(info, gpu)
     try:
+        _check_size(info, gpu)
         if info.kind is ArenaKind.CUDA_IPC:
             mapping = open_ipc(gpu, os.pread(fd, IPC_HANDLE_BYTES, 0), info.memory_bytes)
         else:

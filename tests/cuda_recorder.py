@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from common.cuda_driver import IPC_HANDLE_BYTES, CudaError
+from common.cuda_driver import IPC_HANDLE_BYTES, CudaError, Gpu
 
 GRANULARITY: Final = 1 << 21
 UUID: Final = bytes.fromhex("0a1b2c3d00001111222233334444555f")
@@ -276,3 +276,17 @@ def _map(address: int | None, num_bytes: int, protection: int, flags: int, fd: i
     if found is None or found == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
     return found
+
+
+def gpu_of(recorder: Recorder, uuid: bytes = UUID) -> Gpu:
+    """The GPU `uuid` as the process of `recorder` sees it."""
+    return Gpu(recorder, recorder.uuids.index(uuid), uuid)
+
+
+def host_tensor(mapping: Any) -> Any:
+    """In the place of `wrap_tensor`: uint8 [num_bytes] over a recorder's mapping, which it keeps alive."""
+    import torch
+
+    memory = (ctypes.c_char * mapping.num_bytes).from_address(mapping.address)
+    memory.mapping = mapping
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -24,7 +24,7 @@ from common.arena_frames import (
     encode_reply,
     encode_request,
 )
-from common.arena_wire import fetch_arena
+from common.arena_wire import confirm_written, fetch_arena
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
 from tests.cachemgr.rig import eventually, read_line, spawn_python
 
@@ -354,3 +354,27 @@ def test_reply_frames_are_checked_field_by_field():
 def _reply(num_blocks, block_bytes):
     info = ArenaInfo(num_blocks, block_bytes, (num_blocks + 1) * block_bytes, FINGERPRINT, NONCE)
     return encode_reply(ArenaStatus.OK, info)
+
+
+def test_only_who_was_asked_to_write_the_nonce_is_believed_once():
+    """Memory that the daemon cannot write asks its first reader for the nonce until one proves that it read it back: a
+    wrong nonce, a token of nobody and a second time are refused. From then on a reader must find it."""
+
+    async def body():
+        async with serving() as (handoff, path, arena, _):
+            arena.nonce_written = False
+            first = handoff.offer(1, os.getpid())
+            assert (await fetch_here(path, first)).nonce_wanted
+            with pytest.raises(PermissionDenied):
+                await asyncio.to_thread(confirm_written, path, first, bytes(32))
+            for token in (first, bytes(range(16))):  # the wrong word has spent it
+                with pytest.raises(PermissionDenied):
+                    await asyncio.to_thread(confirm_written, path, token, NONCE)
+            assert not arena.nonce_written
+            again = handoff.offer(1, os.getpid())
+            assert (await fetch_here(path, again)).nonce_wanted
+            await asyncio.to_thread(confirm_written, path, again, NONCE)
+            assert arena.nonce_written
+            assert not (await fetch_here(path, handoff.offer(1, os.getpid()))).nonce_wanted
+
+    asyncio.run(body())

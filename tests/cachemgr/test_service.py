@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS
+from common.arena_frames import PROTOCOL_VERSION
 from common.arena_wire import fetch_arena
 from common.faults import Faults
 from common.interceptors import error_from_rpc
@@ -166,7 +167,7 @@ def test_another_protocol_version_is_refused_with_both_numbers():
         request = attach_request()
         request.protocol_version = 9
         failure = failed(await stranger.ask(attach=request), "FAILED_PRECONDITION", "9")
-        assert dict(failure.metadata) == {"want": "9", "have": "1"}
+        assert dict(failure.metadata) == {"want": "9", "have": str(PROTOCOL_VERSION)}
         for changes in ({"layout": None}, {"decoder_name": "\n"}, {"resume": cache_pb2.SessionResume()}):
             other = attach_request()
             other.protocol_version = 9
@@ -175,7 +176,7 @@ def test_another_protocol_version_is_refused_with_both_numbers():
                 if value is not None:
                     other.MergeFrom(cache_pb2.AttachRequest(**{field: value}))
             failure = failed(await (await rig.session()).ask(attach=other), "FAILED_PRECONDITION", "9")
-            assert dict(failure.metadata) == {"want": "9", "have": "1"}, f"whatever its {changes} is"
+            assert dict(failure.metadata) == {"want": "9", "have": str(PROTOCOL_VERSION)}, f"whatever its {changes} is"
         await rig.attach()
 
     run(body)

@@ -35,10 +35,10 @@ PROMPT = list(range(1, 11))
 class Killable:
     """A cache manager process on a state directory of its own, and clients of its newest life."""
 
-    def __init__(self, state_dir: Path, *options: str) -> None:
+    def __init__(self, state_dir: Path, *options: str, module: str = "cachemgr") -> None:
         self.paths = StatePaths(state_dir)
         self._command = [
-            sys.executable, "-m", "cachemgr", "--state-dir", str(state_dir), "--pool-blocks", str(BLOCKS), *options,
+            sys.executable, "-m", module, "--state-dir", str(state_dir), "--pool-blocks", str(BLOCKS), *options,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = contextlib.AsyncExitStack()
