@@ -675,7 +675,7 @@ def test_killed_decoders_leave_no_fd_behind():
             await one_life()
         await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
-    run(body)
+    run(body, lease_seconds=600.0)  # the survivor says nothing while the children start
 
 
 def test_abort_reaches_the_decoder_that_has_the_request():
