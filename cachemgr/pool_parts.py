@@ -15,12 +15,12 @@ from cachemgr.journal import IndexJournal
 from cachemgr.manager import CacheManager
 from cachemgr.quotas import Quota
 from cachemgr.tenant_quotas import TenantQuota
+from common.config import MIN_POOL_BLOCKS
 from common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from common.faults import Faults
 from common.layout import KvLayout
 from common.logs import get_logger
 
-MIN_BLOCKS: Final = 2
 MAX_BLOCKS: Final = 2**31 - 2
 ALL_NAME_BITS: Final = 128
 
@@ -35,10 +35,10 @@ class PoolSize:
     def blocks_for(self, layout: KvLayout) -> int:
         """Usable blocks under `layout`. Raises FailedPrecondition where they are too few or too many."""
         count = self.num_blocks if self.num_blocks is not None else self.num_bytes // layout.block_bytes
-        if not MIN_BLOCKS <= count <= MAX_BLOCKS:
+        if not MIN_POOL_BLOCKS <= count <= MAX_BLOCKS:
             raise FailedPrecondition(
                 f"the pool would have {count} blocks of {layout.block_bytes} bytes; "
-                f"allowed are {MIN_BLOCKS}..{MAX_BLOCKS} blocks",
+                f"allowed are {MIN_POOL_BLOCKS}..{MAX_BLOCKS} blocks",
                 reason="POOL_SIZE",
                 metadata={"num_blocks": str(count), "block_bytes": str(layout.block_bytes)},
             )

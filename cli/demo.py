@@ -18,6 +18,7 @@ from cli.errors import EXIT_INTERRUPTED, CommandError
 from cli.interrupts import Interrupts
 from cli.model_store import ModelStore
 from cli.node import Node, plan_node, read_options, up_parser
+from cli.preflight import check_options
 from cli.supervisor import Stopped, Supervisor
 from cli.tables import format_table
 from cli.up import READY_SECONDS, drain_grace_seconds, make_supervisor
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         ModelStore(models_dir(os.environ)).fetch_demo()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as folder:
         node = plan_node(arguments, os.environ, ["--state-dir", folder, "--listen", f"127.0.0.1:{free_port()}"])
+        check_options(node.options)
         node.check_ports()
         return _run(node, interrupts)
 

@@ -19,6 +19,7 @@ from cli.client import DEFAULT_ENDPOINT
 from cli.errors import EXIT_USAGE, CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
+from cli.preflight import check_options
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
 from common.credentials import read_secret
 from common.errors import TesseraError
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     interrupts = Interrupts()
     with state_directory(arguments) as flags:
         node = plan_node([flag for flag in arguments if flag != EPHEMERAL], os.environ, flags)
+        check_options(node.options)
         with sole_supervisor(node.paths):
             node.check_ports()
             for name in unknown_variables(os.environ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 MAX_PORT = 65_535
 
 
@@ -36,3 +38,16 @@ def check_host_port(text: str) -> str:
     """`text` if it is `host:port`. Raises ValueError with what is allowed."""
     split_host_port(text)
     return text
+
+
+def is_local(address: str) -> bool:
+    """Whether an address (`host:port` or `unix:<path>`) can be reached from this machine alone. Raises ValueError."""
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_host_port(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

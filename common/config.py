@@ -29,6 +29,7 @@ DEFAULT_LEASE_SECONDS = 10.0
 DEFAULT_GRACE_SECONDS = 5.0
 DEFAULT_MAX_KEPT = 256
 MIN_LEASE_SECONDS = 0.5
+MIN_POOL_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ _OPTIONS = (
     _Option("model_name", str, "name of the model for clients (default: from the path)", "NAME"),
     _Option("draft_model", _path, "a smaller model of the same vocabulary that guesses tokens ahead", "PATH"),
     _Option("draft_kv_bytes", parse_size, "its keys and values in each decoder, at most (default 256M)", "SIZE"),
-    _Option("pool_blocks", _whole(2, 2**31 - 2), "usable blocks of the pool", "N"),
+    _Option("pool_blocks", _whole(MIN_POOL_BLOCKS, 2**31 - 2), "usable blocks of the pool", "N"),
     _Option("pool_bytes", parse_size, "size of the pool instead, for example 2G (the default)", "SIZE"),
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
     _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),

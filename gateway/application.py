@@ -7,7 +7,6 @@ Called by `gateway/__main__.py` and by tests; it reads no environment.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Final
 
 import grpc
 
-from common.addresses import split_host_port
+from common.addresses import is_local
 from common.config import Options
 from common.credentials import read_secret
-from common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from common.errors import FailedPrecondition, Unavailable
 from common.interceptors import ErrorInterceptor
 from common.logs import get_logger
 from common.paths import StatePaths
@@ -130,19 +129,3 @@ def _pem(option: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FailedPrecondition(f"{option}: the TLS file {path} cannot be read: {error.strerror}") from error
-
-
-def is_local(address: str) -> bool:
-    """Whether an address (`host:port` or `unix:<path>`) can be reached from this machine alone."""
-    if address.startswith("unix:"):
-        return True
-    try:
-        host, _ = split_host_port(address)
-    except ValueError as error:
-        raise InvalidArgument("listen", str(error)) from None
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,8 +15,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from common.errors import InvalidArgument
+from common.gguf_metadata import read_metadata
 from gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from gateway.gguf_metadata import read_metadata
 from gateway.gguf_tokenizer import build_from_gguf
 
 _SPECIAL_ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")

@@ -14,9 +14,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from common.errors import InvalidArgument
+from common.gguf_metadata import read_metadata
 from common.paths import models_dir
 from gateway.chat import ChatTemplate, Turn
-from gateway.gguf_metadata import read_metadata
 from gateway.gguf_tokenizer import build_from_gguf
 from gateway.tokenizer import ModelTokenizer, load_tokenizer
 from tests.gateway.support import tiny_tokenizer

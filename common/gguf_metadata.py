@@ -1,7 +1,8 @@
 """The metadata of a GGUF file (version 2 and 3, little-endian), and nothing else of it.
 
 Reads the header alone through a memory map: 50,000 tokens in tens of milliseconds, and never a tensor. Every length
-is checked against the file's end before it is used. Called by `gateway/gguf_tokenizer.py`.
+is checked against the file's end before it is used. Called by the gateway for its tokenizer and by the command line
+before a start.
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""What is wrong with a node's options is said before anything starts: one line, status 2; what is right passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from cli.__main__ import main
+from cli.errors import CommandError
+from cli.preflight import check_options
+from common.config import build_parser, load_options
+
+CORES = len(os.sched_getaffinity(0))
+CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+BLOCK_BYTES = 4 * 2 * 2 * 8 * 16 * 2  # layers, keys and values, key heads, head size, tokens, bfloat16
+
+
+def directory(folder: Path, config: object = CONFIG) -> Path:
+    """A Hugging Face directory that a look from outside finds nothing wrong with."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def gguf(path: Path, **numbers: int) -> Path:
+    """A GGUF header with some numbers of the family "llama"."""
+    fields = b""
+    for name, value in numbers.items():
+        key = b"llama." + name.replace("__", ".").encode()
+        fields += struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, value)
+    key = b"general.architecture"
+    fields += struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 5) + b"llama"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(numbers) + 1) + fields)
+    return path
+
+
+def refusal(*flags: str) -> str:
+    """What is said about these options; empty where nothing is wrong."""
+    options = load_options(build_parser("up").parse_args(flags), {"HOME": "/nowhere"})
+    try:
+        check_options(options)
+    except CommandError as error:
+        assert error.status == 2
+        assert "\n" not in error.message
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--listen", "0.0.0.0:50051"], "--listen: 0.0.0.0:50051 is beyond loopback"),
+        (["--listen", "0.0.0.0:50051", "--insecure-listen"], ""),
+        (["--listen", "[::1]:50051"], ""),
+        (["--listen", "unix:/tmp/x"], ""),
+        (["--admin-listen", "10.0.0.1:50052"], "--admin-listen: 10.0.0.1:50052 is beyond loopback"),
+        (["--admin-listen", "localhost:50052"], ""),
+        (["--tls-cert", "/nowhere/c", "--tls-key", "/nowhere/k"], "--tls-cert: /nowhere/c cannot be read"),
+        (["--threads", str(CORES + 1)], f"--threads: {CORES + 1} is outside 0..{CORES}"),
+        (["--threads", str(CORES)], ""),
+    ],
+)
+def test_listeners_and_threads(flags: list[str], said: str) -> None:
+    """Beyond this machine without TLS, certificates that are not there, more threads than CPUs."""
+    found = refusal(*flags)
+    assert said in found
+    assert bool(said) == bool(found)
+
+
+def test_a_pool_that_is_too_small_for_its_model(tmp_path: Path) -> None:
+    """Two blocks are the least: of both kinds of model, of either KV type; a number of blocks was checked before."""
+    model = str(directory(tmp_path / "m"))
+    sizes = {"block_count": 4, "attention__head_count": 8, "attention__head_count_kv": 2, "embedding_length": 64}
+    for path in (model, str(gguf(tmp_path / "m.gguf", **sizes))):
+        assert not refusal("--model", path, "--pool-bytes", str(2 * BLOCK_BYTES))
+        said = refusal("--model", path, "--pool-bytes", str(2 * BLOCK_BYTES - 1))
+        assert said.startswith(f"--pool-bytes: {2 * BLOCK_BYTES - 1} bytes are fewer than 2 blocks of {BLOCK_BYTES}")
+        assert refusal("--model", path, "--kv-dtype", "float32", "--pool-bytes", str(2 * BLOCK_BYTES))
+        assert not refusal("--model", path, "--pool-blocks", "2")
+        assert not refusal("--model", path)
+    vague = directory(tmp_path / "vague", {"architectures": ["X"]})
+    assert not refusal("--model", str(vague), "--pool-bytes", "1")  # the decoder says what is wrong with it
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("config", "config.json: No such file"),
+        ("json", "config.json: is no JSON"),
+        ("list", "config.json: is no object"),
+        ("weights", "holds no weights"),
+        ("tokenizer", "holds no tokenizer.json"),
+    ],
+)
+def test_a_directory_that_is_no_model(tmp_path: Path, broken: str, said: str) -> None:
+    """What is missing is named."""
+    texts: dict[str, object] = {"json": "{", "list": []}
+    model = directory(tmp_path / "m", texts.get(broken, CONFIG))
+    missing = {"config": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}.get(broken)
+    if missing:
+        (model / missing).unlink()
+    assert said in refusal("--model", str(model))
+
+
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is no model: status 2, one line, no process, no traceback."""
+    monkeypatch.setattr("cli.up.Interrupts", object)  # the signals of this process stay as they are
+    wrong = tmp_path / "notes.txt"
+    wrong.write_text("GGML", encoding="utf-8")
+    assert main(["up", "--model", str(wrong), "--state-dir", str(tmp_path / "s")]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert f"tessera up: --model: {wrong}: " in said.err
+    assert not said.out
+    assert not list((tmp_path / "s").glob("logs/*"))
