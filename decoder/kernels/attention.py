@@ -47,6 +47,7 @@ from decoder.kernels.frame import (
     AT_WEIGHTS,
     BLOCK_BYTES,
     BLOCK_TOKENS,
+    CAP_SIZE_OFFSET,
     CONTEXT_LENS,
     DECODE_SLOTS,
     HEAD_BYTES,
@@ -55,6 +56,9 @@ from decoder.kernels.frame import (
     KV_HEADS,
     LANES_BYTES,
     LAYER_BYTES,
+    LAYER_WINDOW,
+    LAYER_WORDS,
+    LAYERS,
     MIXED,
     MIXED_COLUMNS,
     NUM_DECODES,
@@ -65,6 +69,7 @@ from decoder.kernels.frame import (
     QUERY_PLANE_BYTES,
     ROW_BYTES,
     SCALE,
+    SCORE_CAP,
     SPAN,
     STATE_BYTES,
     TABLE_WIDTH,
@@ -164,21 +169,37 @@ def _power(kernels: Any, vector: Any) -> Any:
 
 
 @kernel
+def _cap_scores(source: int, keys: int, cap: int) -> None:
+    """Replace scores of sixteen lanes by their soft caps, scaled for powers of two (Gemma 2, 2024, section 2)."""
+    rate, size = simd.splat(simd.load_float(cap)), simd.splat(simd.load_float(cap + CAP_SIZE_OFFSET))
+    for key in range(keys):
+        address = source + key * LANES_BYTES
+        simd.store_floats(address, simd.soft_cap(simd.load_floats(address), rate, size))
+
+
+@kernel
 def _softmax(
-    kernels: Any, source: int, target: int, keys: int, limits: int, start: int, scale: float, statistics: int
-) -> None:
+    kernels: Any, source: int, target: int, keys: int, limits: int, window: int, start: int, scale: float,
+    statistics: int,
+) -> None:  # fmt: skip
     """Weights of sixteen lanes over `keys` keys (an even number) from `start`; writes (maximum, sum), base 2.
 
-    A lane uses the keys before its limit; the first lane's limit is the lowest.
+    A lane uses the last `window` keys before its limit; the first lane's limit is the lowest, the last one's the
+    highest.
     """
-    masked = start + keys > np.int64(simd.load_int32(limits))
+    cut = start < np.int64(simd.load_int32(limits + 60)) - window
+    masked = cut or start + keys > np.int64(simd.load_int32(limits))
     bounds = simd.add_ints(simd.load_ints(limits), simd.splat_ints(np.int32(-start)))
+    floors = simd.add_ints(bounds, simd.splat_ints(np.int32(-window)))
     nothing = simd.splat(_NOTHING)
     top, other_top = nothing, nothing
     if masked:
         for key in range(0, keys, 2):
             even = simd.load_floats(source + key * LANES_BYTES)
             odd = simd.load_floats(source + (key + 1) * LANES_BYTES)
+            if cut:
+                even = simd.keep_from(even, floors, np.int32(key), _NOTHING)
+                odd = simd.keep_from(odd, floors, np.int32(key + 1), _NOTHING)
             top = simd.maximum(simd.keep_under(even, bounds, np.int32(key), _NOTHING), top)
             other_top = simd.maximum(simd.keep_under(odd, bounds, np.int32(key + 1), _NOTHING), other_top)
     else:
@@ -195,6 +216,9 @@ def _softmax(
             odd = power(kernels, simd.fma(simd.load_floats(source + (key + 1) * LANES_BYTES), factor, shift))
             even = simd.keep_under(even, bounds, np.int32(key), np.float32(0.0))
             odd = simd.keep_under(odd, bounds, np.int32(key + 1), np.float32(0.0))
+            if cut:
+                even = simd.keep_from(even, floors, np.int32(key), np.float32(0.0))
+                odd = simd.keep_from(odd, floors, np.int32(key + 1), np.float32(0.0))
             total, other_total = simd.add(total, even), simd.add(other_total, odd)
             store_weights(kernels, target, key, even, odd)
     else:
@@ -250,7 +274,7 @@ def _store_lanes(kernels: Any, frame: Any, state: int, row: int, rows: int, head
 
 @kernel
 def _attend_span_in_place(
-    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, state: int
+    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, window: int, state: int
 ) -> None:
     """The only tile of lanes over one span, without a copy of the keys."""
     end = np.int64(simd.load_int32(frame[CONTEXT_LENS] + sequence * 4))
@@ -266,8 +290,10 @@ def _attend_span_in_place(
             rows = _row_address(frame, plane, sequence, start + first)
         take_rows(kernels, frame, scratch, first, rows, end - start - first)
     scores_in_place(kernels, frame, scratch, padded)
+    if frame[SCORE_CAP]:
+        _cap_scores(scratch + frame[AT_SCORES], padded, frame[SCORE_CAP])
     _softmax(
-        kernels, scratch + frame[AT_SCORES], scratch + frame[AT_WEIGHTS], padded, limits, start,
+        kernels, scratch + frame[AT_SCORES], scratch + frame[AT_WEIGHTS], padded, limits, window, start,
         simd.load_float(frame[SCALE]), statistics,
     )  # fmt: skip
     weighted_values_in_place(kernels, frame, scratch, padded)
@@ -276,7 +302,7 @@ def _attend_span_in_place(
 
 @kernel
 def _attend_span(
-    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, span: int, tiles: int, states: int
+    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, span: int, window: int, tiles: int, states: int
 ) -> None:
     """All tiles of lanes over one span; their states lie one after the other at `states`."""
     head_dim = frame[HEAD_DIM]
@@ -295,10 +321,12 @@ def _attend_span(
         keys = (keys + 31) & ~31
         scores(kernels, frame, scratch, tile, pair, keys)
         for member in range(pair):
+            if frame[SCORE_CAP]:
+                _cap_scores(scratch + frame[AT_SCORES] + member * 64, keys, frame[SCORE_CAP])
             _softmax(
                 kernels, scratch + frame[AT_SCORES] + member * 64,
                 scratch + frame[AT_WEIGHTS] + member * weights_bytes(kernels), keys, limits + (tile + member) * 64,
-                start, scale, statistics + member * 128,
+                window, start, scale, statistics + member * 128,
             )  # fmt: skip
         weighted_values(kernels, frame, scratch, pair, keys)
         for member in range(pair):
@@ -326,6 +354,7 @@ def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, 
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
     """This thread's share of one layer: finished rows, and single spans of split decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
+    window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
     while True:
         item = sync.fetch_add_int64(counter, 1)
         if item >= frame[NUM_TASKS] * kv_heads:
@@ -344,15 +373,17 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
         for tile in range(tiles):
             _clear(states + tile * frame[STATE_BYTES], head_dim)
         _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
-        first, last = span, span
+        # Spans that end before the first row's window are not looked at; those that begin in it are masked.
+        lowest = max(0, np.int64(simd.load_int32(frame[POSITIONS] + row * 4)) + 1 - window) // SPAN
+        first, last = max(span, lowest), span
         if span < 0:
-            first, last = 0, np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
+            last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
         in_place = reads_in_place(kernels, frame, tiles)
         for step in range(first, last + 1):
             if in_place:
-                _attend_span_in_place(kernels, frame, scratch, plane, sequence, step * SPAN, states)
+                _attend_span_in_place(kernels, frame, scratch, plane, sequence, step * SPAN, window, states)
             else:
-                _attend_span(kernels, frame, scratch, plane, sequence, step, tiles, states)
+                _attend_span(kernels, frame, scratch, plane, sequence, step, window, tiles, states)
         if span < 0:
             for tile in range(tiles):
                 _store_lanes(kernels, frame, states + tile * frame[STATE_BYTES], row, rows, head, tile, scratch)

@@ -1,4 +1,4 @@
-"""Matrix products with packed weights: one block product per kernel set, one task loop, three endings.
+"""Matrix products with packed weights: one block product per kernel set, one task loop, five endings.
 
 Weights are packed by column blocks of sixteen (`decoder/models/packing.py`); `block_products.py` multiplies. A row's
 result never depends on what shares the step.
@@ -14,28 +14,38 @@ from typing import Any, Final
 from decoder.kernels import simd, sync
 from decoder.kernels.block_products import block_product
 from decoder.kernels.compiled import kernel
-from decoder.kernels.frame import ROW_BLOCK
-from decoder.kernels.rows import silu_multiply, store_input
+from decoder.kernels.frame import CAP_SIZE_OFFSET, ROW_BLOCK
+from decoder.kernels.rows import gelu_multiply, silu_multiply, store_input
 
 STORE: Final = 0  # out[row] = sums
 ADD: Final = 1  # out[row] += sums
 GATE: Final = 2  # next input[row] = silu(even column block) * odd column block
+GATE_GELU: Final = 3  # the same with the tanh approximation of GELU
+CAPPED: Final = 4  # out[row] = soft cap of sums
 
 _PANEL_ROWS: Final = 512  # rows whose inputs stay in the second-level cache while the weights stream past
 
 
 @kernel
-def _finish(kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int, out: int, columns: int) -> None:
+def _finish(
+    kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int, out: int, columns: int, cap: int
+) -> None:
     for index in range(rows):
         source = sums + index * 128
         first, second = simd.load_floats(source), simd.load_floats(source + 64)
         if ending == GATE:
             store_input(kernels, out, row + index, pair * 16, columns, silu_multiply(first, second))
             continue
+        if ending == GATE_GELU:
+            store_input(kernels, out, row + index, pair * 16, columns, gelu_multiply(first, second))
+            continue
         target = out + ((row + index) * columns + pair * 32) * 4
         if ending == ADD:
             first = simd.add(first, simd.load_floats(target))
             second = simd.add(second, simd.load_floats(target + 64))
+        elif ending == CAPPED:
+            rate, size = simd.splat(simd.load_float(cap)), simd.splat(simd.load_float(cap + CAP_SIZE_OFFSET))
+            first, second = simd.soft_cap(first, rate, size), simd.soft_cap(second, rate, size)
         simd.store_floats(target, first)
         simd.store_floats(target + 64, second)
 
@@ -43,11 +53,11 @@ def _finish(kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int
 @kernel
 def linear(
     kernels: Any, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int, depth: int,
-    weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int,
+    weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
 ) -> None:  # fmt: skip
     """This thread's share of `inputs [rows, depth] @ weights` with `pairs` pairs of column blocks.
 
-    Tasks are taken from the shared counter. `columns` is the row length of `out`.
+    Tasks are taken from the shared counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone.
     """
     panels = (rows + _PANEL_ROWS - 1) // _PANEL_ROWS
     grain = max(1, pairs // (size * 32))
@@ -65,4 +75,4 @@ def linear(
                 block_product(
                     kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
                 )
-                _finish(kernels, ending, scratch, row, here, pair, out, columns)
+                _finish(kernels, ending, scratch, row, here, pair, out, columns, cap)

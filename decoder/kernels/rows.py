@@ -18,20 +18,27 @@ from decoder.kernels.frame import (
     ARENA,
     BLOCK_BYTES,
     BLOCK_TOKENS,
-    COSINES,
+    EPSILON,
     HEAD_BYTES,
     HEAD_DIM,
     HEADS,
     KV_HEADS,
     LAYER_BYTES,
+    LAYER_COSINES,
+    LAYER_KEY_NORM,
+    LAYER_QKV_BIAS,
+    LAYER_QUERY_NORM,
+    LAYER_SINES,
+    LAYER_WORDS,
+    LAYERS,
     OWNERS,
     POSITIONS,
     QKV,
     QKV_COLUMNS,
     QUERIES,
     QUERY_PLANE_BYTES,
+    ROTARY_HALF,
     ROW_BYTES,
-    SINES,
     TABLE_WIDTH,
     TABLES,
     VALUE_OFFSET,
@@ -39,6 +46,7 @@ from decoder.kernels.frame import (
 from decoder.kernels.sets import float32_kv, float32_weights, split_inputs, uses_tiles
 
 LOG2_E = np.float32(1.4426950408889634)
+_GELU_RATE = np.float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)  # -2 log2(e) sqrt(2 / pi)
 
 
 def load_weights(kernels: Any, address: int) -> Any:
@@ -132,20 +140,52 @@ def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> Non
 
 
 @kernel
-def normalize(
-    kernels: Any, source: int, weight: int, hidden: int, epsilon: float, base: int, row: int, columns: int
-) -> None:
-    """RMS norm (Zhang and Sennrich 2019) of the float32 row at `source` into row `row` of a matmul input."""
+def inverse_norm(source: int, columns: int, width: int, epsilon: float) -> Any:
+    """What an RMS norm multiplies a float32 row of `columns` columns by, of which the first `width` are not padding."""
     total = simd.splat(np.float32(0.0))
-    for column in range(0, hidden, 16):
+    for column in range(0, columns, 16):
         value = simd.load_floats(source + column * 4)
         total = simd.fma(value, value, total)
-    mean = simd.reduce_add(total) / np.float32(hidden)
-    scale = simd.splat(np.float32(1.0) / np.sqrt(np.float32(mean + np.float32(epsilon))))
-    for column in range(0, hidden, 16):
+    mean = simd.reduce_add(total) / np.float32(width)
+    return simd.splat(np.float32(1.0) / np.sqrt(np.float32(mean + np.float32(epsilon))))
+
+
+@kernel
+def normalize(
+    kernels: Any, source: int, weight: int, columns: int, width: int, epsilon: float, base: int, row: int
+) -> None:
+    """RMS norm (Zhang and Sennrich 2019) of the float32 row at `source` into row `row` of a matmul input."""
+    scale = inverse_norm(source, columns, width, epsilon)
+    for column in range(0, columns, 16):
         value = simd.mul(simd.load_floats(source + column * 4), scale)
         value = simd.mul(value, simd.load_floats(weight + column * 4))
         store_input(kernels, base, row, column, columns, value)
+
+
+@kernel
+def add_normalized(source: int, weight: int, columns: int, width: int, epsilon: float, target: int) -> None:
+    """Add the RMS norm of the float32 row at `source` to the one at `target`."""
+    scale = inverse_norm(source, columns, width, epsilon)
+    for column in range(0, columns, 16):
+        value = simd.mul(simd.load_floats(source + column * 4), scale)
+        value = simd.mul(value, simd.load_floats(weight + column * 4))
+        simd.store_floats(target + column * 4, simd.add(simd.load_floats(target + column * 4), value))
+
+
+@kernel
+def _normalize_head(source: int, weight: int, head_dim: int, epsilon: float) -> None:
+    """RMS norm of one head in place."""
+    scale = inverse_norm(source, head_dim, head_dim, epsilon)
+    for column in range(0, head_dim, 16):
+        value = simd.mul(simd.load_floats(source + column * 4), scale)
+        simd.store_floats(source + column * 4, simd.mul(value, simd.load_floats(weight + column * 4)))
+
+
+@kernel
+def _add_bias(source: int, bias: int, columns: int) -> None:
+    for column in range(0, columns, 16):
+        value = simd.add(simd.load_floats(source + column * 4), simd.load_floats(bias + column * 4))
+        simd.store_floats(source + column * 4, value)
 
 
 @kernel
@@ -156,8 +196,18 @@ def silu_multiply(gate: Any, up: Any) -> Any:
 
 
 @kernel
+def gelu_multiply(gate: Any, up: Any) -> Any:
+    """gelu(gate) * up per lane, by the tanh approximation (Hendrycks and Gimpel 2016)."""
+    cube = simd.mul(simd.mul(gate, gate), gate)
+    inner = simd.fma(cube, simd.splat(np.float32(0.044715)), gate)
+    # (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)), which loses nothing where u is near zero.
+    power = simd.exp2(simd.mul(inner, simd.splat(_GELU_RATE)))
+    return simd.mul(simd.div(gate, simd.add(simd.splat(np.float32(1.0)), power)), up)
+
+
+@kernel
 def rotate(source: int, cosines: int, sines: int, half: int) -> None:
-    """Rotate one head in place: the first half against the second (RoFormer, in the half-split order)."""
+    """Rotate the first 2 * half columns of a head in place: the first half of them against the second (RoFormer)."""
     if half & 15:
         for index in range(half):
             first, second = simd.load_float(source + index * 4), simd.load_float(source + (half + index) * 4)
@@ -175,15 +225,28 @@ def rotate(source: int, cosines: int, sines: int, half: int) -> None:
 
 @kernel
 def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
-    """Rotate a row's queries and keys, lay its queries out by key head, store its keys and values in its block."""
+    """Finish a row's queries, keys and values, lay its queries out by key head, store the others in its block.
+
+    A bias is added first, then queries and keys are normalised and rotated, as far as the layer has it.
+    """
     head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]
-    group = heads // kv_heads
+    group, half = heads // kv_heads, frame[ROTARY_HALF]
     size = kv_bytes(kernels)
+    weights = frame[LAYERS] + layer * LAYER_WORDS * 8
     position = np.int64(simd.load_int32(frame[POSITIONS] + row * 4))
-    angles = position * (head_dim // 2) * 4
     source = frame[QKV] + row * frame[QKV_COLUMNS] * 4
+    bias, query_norm = simd.load_int64(weights + LAYER_QKV_BIAS * 8), simd.load_int64(weights + LAYER_QUERY_NORM * 8)
+    if bias:
+        _add_bias(source, bias, (heads + 2 * kv_heads) * head_dim)
+    if query_norm:
+        key_norm, epsilon = simd.load_int64(weights + LAYER_KEY_NORM * 8), simd.load_float(frame[EPSILON])
+        for head in range(heads + kv_heads):
+            norm = query_norm if head < heads else key_norm
+            _normalize_head(source + head * head_dim * 4, norm, head_dim, epsilon)
+    cosines = simd.load_int64(weights + LAYER_COSINES * 8) + position * half * 4
+    sines = simd.load_int64(weights + LAYER_SINES * 8) + position * half * 4
     for head in range(heads + kv_heads):
-        rotate(source + head * head_dim * 4, frame[COSINES] + angles, frame[SINES] + angles, head_dim // 2)
+        rotate(source + head * head_dim * 4, cosines, sines, half)
     for head in range(heads):
         lane = row * group + head % group
         target = frame[QUERIES] + (head // group) * frame[QUERY_PLANE_BYTES] + lane * head_dim * size

@@ -21,23 +21,29 @@ from decoder.kernels import amx, simd, sync
 from decoder.kernels.attention import attention, combine
 from decoder.kernels.compiled import cached_entry, kernel, variant
 from decoder.kernels.frame import (
+    BRANCH,
     CONTROL,
     COUNTERS,
     EMBEDDING,
     EPSILON,
     FINAL_NORM,
+    GATE_ENDING,
     GATED,
     HEAD,
+    HEAD_ENDING,
     HIDDEN,
     INNER,
     LAYER_DOWN,
     LAYER_GATE_UP,
     LAYER_MIX,
     LAYER_NORM,
+    LAYER_POST_MIX_NORM,
+    LAYER_POST_MLP_NORM,
     LAYER_POST_NORM,
     LAYER_QKV,
     LAYER_WORDS,
     LAYERS,
+    LOGIT_CAP,
     LOGIT_ROWS,
     LOGITS,
     MIXED,
@@ -46,6 +52,7 @@ from decoder.kernels.frame import (
     NUM_LAYERS,
     NUM_LOGITS,
     NUM_PARTIALS,
+    POST_NORMS,
     QKV,
     QKV_COLUMNS,
     RESIDUAL,
@@ -56,9 +63,10 @@ from decoder.kernels.frame import (
     TOKEN_IDS,
     TOKENS,
     VOCAB_COLUMNS,
+    WIDTH,
 )
-from decoder.kernels.linear import ADD, GATE, STORE, linear
-from decoder.kernels.rows import embed, normalize, rotate_and_write, weight_bytes
+from decoder.kernels.linear import ADD, STORE, linear
+from decoder.kernels.rows import add_normalized, embed, normalize, rotate_and_write, weight_bytes
 from decoder.kernels.sets import uses_tiles
 
 COUNTERS_PER_LAYER: Final = 5
@@ -98,9 +106,18 @@ def _product(
     pair_bytes = depth * 32 * weight_bytes(kernels)
     linear(
         kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
-        weights, columns // 32, pair_bytes, out, out_columns,
+        weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
     )  # fmt: skip
     sync.barrier(frame[CONTROL], frame[SIZE])
+
+
+@kernel
+def _add_branch(frame: Any, norm: int, first: int, last: int) -> None:
+    """Add the norm of this thread's rows of a branch to the residual."""
+    hidden, epsilon = frame[HIDDEN], simd.load_float(frame[EPSILON])
+    for row in range(first, last):
+        offset = row * hidden * 4
+        add_normalized(frame[BRANCH] + offset, norm, hidden, frame[WIDTH], epsilon, frame[RESIDUAL] + offset)
 
 
 @kernel
@@ -109,11 +126,15 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
     epsilon = simd.load_float(frame[EPSILON])
     counter = layer * COUNTERS_PER_LAYER
-    control, size = frame[CONTROL], frame[SIZE]
+    control, size, width = frame[CONTROL], frame[SIZE], frame[WIDTH]
+    # What follows a branch of the layer: the product adds it to the residual, or a norm comes between.
+    after = frame[POST_NORMS]
+    branch = frame[BRANCH] if after else frame[RESIDUAL]
+    ending = STORE if after else ADD
 
     norm = simd.load_int64(weights + LAYER_NORM * 8)
     for row in range(first, last):
-        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, epsilon, frame[NORMED], row, hidden)
+        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
     sync.barrier(control, size)
     _product(
         kernels, frame, counter, rank, STORE, frame[NORMED], tokens, hidden,
@@ -129,21 +150,25 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         combine(kernels, frame, rank, size, scratch)
         sync.barrier(control, size)
     _product(
-        kernels, frame, counter + 2, rank, ADD, frame[MIXED], tokens, frame[MIXED_COLUMNS],
-        simd.load_int64(weights + LAYER_MIX * 8), hidden, frame[RESIDUAL], hidden,
+        kernels, frame, counter + 2, rank, ending, frame[MIXED], tokens, frame[MIXED_COLUMNS],
+        simd.load_int64(weights + LAYER_MIX * 8), hidden, branch, hidden,
     )  # fmt: skip
+    if after:
+        _add_branch(frame, simd.load_int64(weights + LAYER_POST_MIX_NORM * 8), first, last)
     norm = simd.load_int64(weights + LAYER_POST_NORM * 8)
     for row in range(first, last):
-        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, epsilon, frame[NORMED], row, hidden)
+        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
     sync.barrier(control, size)
     _product(
-        kernels, frame, counter + 3, rank, GATE, frame[NORMED], tokens, hidden,
+        kernels, frame, counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens, hidden,
         simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
     )  # fmt: skip
     _product(
-        kernels, frame, counter + 4, rank, ADD, frame[GATED], tokens, inner,
-        simd.load_int64(weights + LAYER_DOWN * 8), hidden, frame[RESIDUAL], hidden,
+        kernels, frame, counter + 4, rank, ending, frame[GATED], tokens, inner,
+        simd.load_int64(weights + LAYER_DOWN * 8), hidden, branch, hidden,
     )  # fmt: skip
+    if after:
+        _add_branch(frame, simd.load_int64(weights + LAYER_POST_MLP_NORM * 8), first, last)
 
 
 @kernel
@@ -156,15 +181,18 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
         embed(kernels, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
     for layer in range(frame[NUM_LAYERS]):
         _layer(kernels, frame, rank, layer, first, last)
+    if frame[POST_NORMS]:
+        # Each thread has added to its own rows; now it reads others'.
+        sync.barrier(frame[CONTROL], size)
     wanted = frame[NUM_LOGITS]
     epsilon = simd.load_float(frame[EPSILON])
     for index in range(wanted * rank // size, wanted * (rank + 1) // size):
         row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
         source = frame[RESIDUAL] + row * hidden * 4
-        normalize(kernels, source, frame[FINAL_NORM], hidden, epsilon, frame[NORMED], index, hidden)
+        normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
     sync.barrier(frame[CONTROL], size)
     _product(
-        kernels, frame, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, STORE, frame[NORMED], wanted, hidden,
+        kernels, frame, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED], wanted, hidden,
         frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
     )  # fmt: skip
     leave(kernels)

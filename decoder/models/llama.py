@@ -10,7 +10,6 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,33 +20,19 @@ from decoder.batch import StepBatch
 from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig, ModelDigests, refuse
-from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, to_bfloat16
+from decoder.models.weights import FloatArray, PackedWeights, Read
 from decoder.models.workspace import Workspace
 
-FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 Arena = NDArray[np.float32] | NDArray[np.uint16]
-Read = Callable[[str], FloatArray]
 
 KERNEL_SETS = ("auto", "portable")
 
 
 def refuse_unserved(config: ModelConfig) -> None:
     """Raise InvalidArgument naming the first setting that the step does not compute."""
-    for name in ("qkv_bias", "qk_norms", "post_norms", "attention_cap", "logit_cap", "experts"):
-        if getattr(config, name):
-            raise refuse(name, getattr(config, name), "models without it on a CPU")
-    for name, served in (("activation", "silu"), ("embedding_scale", 1.0), ("query_scale", config.head_dim**-0.5)):
-        if getattr(config, name) != served:
-            raise refuse(name, getattr(config, name), f"{served!r} on a CPU")
-    if any(layer.window or layer.local for layer in config.layers):
-        raise refuse("sliding_window", config.layers[0].window, "models without windows on a CPU")
-    if config.rope.dim != config.head_dim:
-        raise refuse("partial_rotary_factor", config.rope.dim / config.head_dim, "1 on a CPU")
-    for name in ("hidden_size", "intermediate_size"):
-        # Matmul inputs lie in tiles of 32 columns without padding.
-        if getattr(config, name) % 32:
-            raise refuse(name, getattr(config, name), "a multiple of 32")
+    if config.experts is not None:
+        raise refuse("experts", config.experts.count, "models without experts on a CPU")
 
 
 class CausalLM:
@@ -78,7 +63,12 @@ class CausalLM:
         self._bfloat16 = (dtype or layout.dtype) is KvDtype.BFLOAT16
         self._kernels = self._choose(kernels)
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
-        self._load(read, report)
+        self._weights = PackedWeights(config, read, self._bfloat16, report)
+        frame = self._frame
+        frame[f.LAYERS] = self._weights.rows.ctypes.data
+        frame[f.EMBEDDING] = self._weights.embedding.ctypes.data
+        frame[f.HEAD] = self._weights.head.ctypes.data
+        frame[f.FINAL_NORM] = self._weights.final_norm.ctypes.data
         self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
         self._team: sync.Team | None = None
 
@@ -96,59 +86,10 @@ class CausalLM:
         # A head narrower than a tile would waste most of it.
         return sets.AmxKernels() if tiles and self.config.head_dim % 32 == 0 else sets.Bfloat16Kernels()
 
-    def _load(self, read: Read, report: Callable[[float], None]) -> None:
-        config, bfloat16 = self.config, self._bfloat16
-        hidden, inner = config.hidden_size, config.intermediate_size
-        sizes = [
-            packed_elements(config.query_size + 2 * config.kv_size, hidden),
-            packed_elements(hidden, config.query_size),
-            packed_elements(2 * inner, hidden),
-            packed_elements(hidden, inner),
-        ]
-        per_layer = sum(sizes) * (2 if bfloat16 else 4) + 2 * hidden * 4 + 1024
-        head = (packed_elements(config.vocab_size, hidden) + config.vocab_size * hidden) * (2 if bfloat16 else 4)
-        self._memory = Memory(per_layer * config.num_layers + head + hidden * 4 + 4096)
-        memory = self._memory
-
-        def vector(name: str) -> NDArray[Any]:
-            array = memory.take((hidden,), np.float32)
-            array[...] = read(name)
-            return array
-
-        rows: list[list[int]] = []
-        for layer in range(config.num_layers):
-            prefix = f"model.layers.{layer}."
-            attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-            fused = np.concatenate([read(f"{attention}{name}_proj.weight") for name in "qkv"])
-            gate_up = interleave_blocks(read(f"{mlp}gate_proj.weight"), read(f"{mlp}up_proj.weight"))
-            arrays = [
-                vector(f"{prefix}input_layernorm.weight"),
-                pack(memory, fused, bfloat16),
-                pack(memory, read(f"{attention}o_proj.weight"), bfloat16),
-                vector(f"{prefix}post_attention_layernorm.weight"),
-                pack(memory, gate_up, bfloat16),
-                pack(memory, read(f"{mlp}down_proj.weight"), bfloat16),
-            ]
-            rows.append([array.ctypes.data for array in arrays])
-            report((layer + 1) / (config.num_layers + 1))
-        self._layers = np.array(rows, np.int64)
-        table = read("model.embed_tokens.weight")
-        self._embedding = memory.take(table.shape, np.uint16 if bfloat16 else np.float32)
-        self._embedding[...] = to_bfloat16(table) if bfloat16 else table
-        head_matrix = table if config.tie_embeddings else read("lm_head.weight")
-        self._head = pack(memory, head_matrix, bfloat16)
-        self._final_norm = vector("model.norm.weight")
-        frame = self._frame
-        frame[f.LAYERS] = self._layers.ctypes.data
-        frame[f.EMBEDDING] = self._embedding.ctypes.data
-        frame[f.HEAD] = self._head.ctypes.data
-        frame[f.FINAL_NORM] = self._final_norm.ctypes.data
-        frame[f.VOCAB_COLUMNS] = round_up(config.vocab_size, 32)
-
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one decode step reads: all matrices, without the embedding table."""
-        return self._memory.used_bytes - self._embedding.nbytes
+        return self._weights.read_bytes
 
     def forward(self, batch: StepBatch, arena: Arena) -> FloatArray:
         """Run one step; returns float32 logits [R, vocab], valid until the next call.

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from common.layout import KvLayout
 from decoder.batch import StepBatch
-from decoder.kernels import amx, sets, step
+from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig
 from decoder.models.packing import round_up
-from decoder.models.rope import rotary_tables
 
 _ALIGN = 64
 
@@ -46,7 +45,12 @@ class Workspace:
         head_dim, element = config.head_dim, self._element
         frame[f.SIZE] = threads
         for index, value in (
-            (f.NUM_LAYERS, config.num_layers), (f.HIDDEN, config.hidden_size), (f.INNER, config.intermediate_size),
+            (f.NUM_LAYERS, config.num_layers), (f.HIDDEN, round_up(config.hidden_size, 32)),
+            (f.WIDTH, config.hidden_size), (f.INNER, round_up(config.intermediate_size, 32)),
+            (f.ROTARY_HALF, config.rope.dim // 2), (f.VOCAB_COLUMNS, round_up(config.vocab_size, 32)),
+            (f.GATE_ENDING, linear.GATE if config.activation == "silu" else linear.GATE_GELU),
+            (f.HEAD_ENDING, linear.STORE if config.logit_cap is None else linear.CAPPED),
+            (f.POST_NORMS, config.post_norms),
             (f.HEADS, config.num_heads), (f.KV_HEADS, config.num_kv_heads), (f.HEAD_DIM, head_dim),
             (f.QKV_COLUMNS, round_up(config.query_size + 2 * config.kv_size, 32)),
             (f.MIXED_COLUMNS, round_up(config.query_size, 32)), (f.MAX_POSITION, config.max_position),
@@ -56,16 +60,30 @@ class Workspace:
             (f.HEAD_BYTES, layout.block_tokens * head_dim * element), (f.ROW_BYTES, head_dim * element),
         ):  # fmt: skip
             frame[index] = value
-        self._constants = np.array([config.norm_epsilon, np.log2(np.e) / np.sqrt(head_dim)], np.float32)
-        frame[f.EPSILON] = self._constants.ctypes.data
-        frame[f.SCALE] = self._constants.ctypes.data + 4
-        self._cosines, self._sines = rotary_tables(config.rope, config.max_position)
-        frame[f.COSINES], frame[f.SINES] = self._cosines.ctypes.data, self._sines.ctypes.data
+        self._set_constants()
         self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = self._tile_config.ctypes.data
         self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * step.COUNTER_BYTES)
         frame[f.COUNTERS] = self._counters.ctypes.data
         self._set_scratch(threads, layout)
+
+    def _set_constants(self) -> None:
+        """Norm epsilon, score scale and soft caps; scores become exponents of two, so log2(e) is in their scale."""
+        config, frame, log2_e = self._config, self._frame, np.log2(np.e)
+        scale = config.query_scale * log2_e if config.attention_cap is None else 1.0
+        values = [config.norm_epsilon, scale]
+        for index, cap, rate, unit in (
+            (f.SCORE_CAP, config.attention_cap, config.query_scale, log2_e), (f.LOGIT_CAP, config.logit_cap, 1.0, 1.0)
+        ):  # fmt: skip
+            if cap is not None:
+                frame[index] = 4 * len(values)  # made an address below
+                values += [2.0 * log2_e * rate / cap, cap * unit]
+        self._constants = np.array(values, np.float32)
+        address = self._constants.ctypes.data
+        frame[f.EPSILON], frame[f.SCALE] = address, address + 4
+        for index in (f.SCORE_CAP, f.LOGIT_CAP):
+            if frame[index]:
+                frame[index] += address
 
     @property
     def _group_tiles(self) -> int:
@@ -104,11 +122,14 @@ class Workspace:
         if tokens > self._tokens:
             rows = round_up(max(tokens, 2 * self._tokens if self._tokens < 512 else 0), 32)
             self._tokens = rows
-            self._hold(f.RESIDUAL, rows * config.hidden_size * 4)
-            self._hold(f.NORMED, rows * config.hidden_size * self._input)
+            hidden = int(frame[f.HIDDEN])
+            self._hold(f.RESIDUAL, rows * hidden * 4)
+            self._hold(f.NORMED, rows * hidden * self._input)
+            if config.post_norms:
+                self._hold(f.BRANCH, rows * hidden * 4)
             self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
             self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
-            self._hold(f.GATED, rows * config.intermediate_size * self._input)
+            self._hold(f.GATED, rows * int(frame[f.INNER]) * self._input)
             # Tiles of 32 lanes may start at any lane and read past the last one.
             frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * element
             self._hold(f.QUERIES, config.num_kv_heads * int(frame[f.QUERY_PLANE_BYTES]))
