@@ -136,6 +136,7 @@ class Committer:
         if token is None:
             return False
         self._reporter.generated_tokens += 1
+        self._scheduler.charge_token(active.request)
         stops = is_stop(stopping, token, num_generated)
         if not stops and num_generated < stopping.max_tokens:
             self._requests.gain(active, index, token, drawn.logprobs)

@@ -72,6 +72,7 @@ def _draws_of(row: int, sequence: Sequence, ahead: IntArray, requests: RequestTa
         seen = seen.after(ahead)
     num_generated = sequence.num_generated + len(ahead)
     masked = request.stopping.stop_ids if num_generated < request.stopping.min_tokens else NO_IDS
+    masked |= request.sampling.bad_ids
     indices = sorted(requests.of(sequence).open_samples) if sequence.is_trunk else (sequence.sample,)
     return [
         Draw(row, request.sampling, index, sequence.num_tokens + len(ahead), masked, seen, request.num_logprobs)

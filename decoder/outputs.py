@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+
 from common.errors import TesseraError
 from decoder.sampler import Logprobs
-from decoder.sequence import RequestNumber
+from decoder.sequence import IntArray, RequestNumber
 
 
 class EndReason(Enum):
@@ -25,13 +27,16 @@ class EndReason(Enum):
 @dataclass(frozen=True, slots=True)
 class Started:
     """A request got its first token. `queue_ns` is from submission to first admission; `prompt_tokens` counts the kept
-    conversation that it continues too, `base_tokens` are the last ones of that."""
+    conversation that it continues too, `base_tokens` are the last ones of that. `prompt_logprobs`, where asked for, are
+    those of every token of `prompt` but the first."""
 
     number: RequestNumber
     cached_tokens: int
     queue_ns: int
     prompt_tokens: int = 0
     base_tokens: tuple[int, ...] = field(default=(), repr=False)
+    prompt_logprobs: tuple[Logprobs, ...] = field(default=(), repr=False)
+    prompt: IntArray = field(default_factory=lambda: np.empty(0, np.int32), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

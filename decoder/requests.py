@@ -21,6 +21,7 @@ from decoder.outputs import (
     Started,
     StepResult,
 )
+from decoder.prompt_logprobs import PromptScores
 from decoder.sampler import Logprobs
 from decoder.sequence import Request, RequestNumber, Sequence, SequenceId
 
@@ -30,7 +31,7 @@ class ActiveRequest:
 
     __slots__ = (
         "accepted", "admitted_ns", "base_tokens", "cached_tokens", "consumed", "cow_copies", "drafted", "generated",
-        "has_started", "is_open", "is_paused", "open_samples", "request", "sequences", "sink", "submitted_ns",
+        "has_started", "is_open", "is_paused", "open_samples", "request", "scores", "sequences", "sink", "submitted_ns",
     )  # fmt: skip
 
     def __init__(self, request: Request, sink: Sink, now_ns: int) -> None:
@@ -50,6 +51,8 @@ class ActiveRequest:
         self.cow_copies = 0
         self.drafted = 0
         self.accepted = 0
+        top = request.num_prompt_logprobs
+        self.scores = None if top is None else PromptScores(top)
 
     def admit(self, cached_tokens: int, now_ns: int) -> None:
         """The first admission; later ones change nothing."""
@@ -98,6 +101,7 @@ class RequestTable:
     def add_sequence(self, active: ActiveRequest, sequence: Sequence) -> None:
         """A sequence runs for a request from now on."""
         active.sequences.append(sequence)
+        sequence.scores = active.scores
         sequence.paused = active.is_paused
         self._owners[sequence.sequence_id] = active
 
@@ -127,6 +131,8 @@ class RequestTable:
                     admitted_ns - active.submitted_ns,
                     len(active.request.prompt),
                     active.base_tokens,
+                    () if active.scores is None else tuple(active.scores.values),
+                    active.request.prompt,
                 )
             )
         active.generated += 1

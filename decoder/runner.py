@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from common.layout import NULL_BLOCK
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
+from decoder.prompt_logprobs import ScoredRows
 from decoder.scheduler import Plan
 from decoder.sequence import IntArray, Sequence, SequenceId
 
@@ -44,12 +45,14 @@ class Work:
 
     sampled: (sequence, its first row of the logits): one row, with `drafts` one more for each of them
     drafts:  tokens guessed to come after the last one of a sequence, int32
+    scored:  rows that score tokens of prompts
     """
 
     batch: StepBatch
     parts: list[tuple[Sequence, int]]
     sampled: list[tuple[Sequence, int]]
     drafts: dict[SequenceId, IntArray]
+    scored: list[ScoredRows]
 
 
 class Runner:
@@ -85,8 +88,15 @@ class Runner:
             positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
         contexts = np.array([sequence.num_computed + count for sequence, count in parts], np.int32)
         sampled: list[tuple[Sequence, int]] = []
+        scored: list[ScoredRows] = []
         logit_rows: list[int] = []
         for (sequence, count), end in zip(parts, starts[1:].tolist(), strict=True):
+            if sequence.scores is not None:
+                wanted = sequence.scores.missing(sequence.num_computed, count, sequence.num_prompt)
+                if wanted:
+                    scored.append(ScoredRows(sequence, wanted, len(logit_rows)))
+                    start = end - count - sequence.num_computed
+                    logit_rows += range(start + wanted.start, start + wanted.stop)
             if count >= sequence.remaining:  # its last known token is computed, and what is guessed after it
                 sampled.append((sequence, len(logit_rows)))
                 logit_rows += range(end - 1 - (count - sequence.remaining), end)
@@ -99,7 +109,7 @@ class Runner:
             logit_rows=np.array(logit_rows, np.int32),
             num_decodes=len(singles),
         )
-        return Work(batch, parts, sampled, drafts)
+        return Work(batch, parts, sampled, drafts, scored)
 
     def _fill_tables(self, parts: Rows[tuple[Sequence, int]]) -> IntArray:
         width = max(sequence.num_blocks for sequence, _ in parts)

@@ -20,7 +20,8 @@ from decoder.admission import AdmissionQueue, rank_of
 from decoder.chunk_shares import share_chunks
 from decoder.credit import Credit
 from decoder.prefix_waits import WAIT_SECONDS, PrefixWaits
-from decoder.sequence import CopyPlan, IntArray, LeaseId, Sequence, SequenceId, SequenceState
+from decoder.prompt_logprobs import limit_scored
+from decoder.sequence import CopyPlan, IntArray, LeaseId, Request, Sequence, SequenceId, SequenceState
 
 # After a preemption nobody is admitted for so many steps, unless somebody leaves: else the blocks that were just
 # given up would go to the next in the queue and not to the sequence that needed them.
@@ -136,6 +137,10 @@ class Scheduler:
         backlog = min(remaining[0], 2 * part) + sum(min(tokens, part) for tokens in remaining[1:])
         return backlog < self.chunk_tokens
 
+    def charge_token(self, request: Request) -> None:
+        """A token of an answer was computed."""
+        self.queue.shares.charge(request.tenant, 1, request.tenant_weight)
+
     # ---- branches
 
     def promise_places(self, wanted: int) -> int:
@@ -192,10 +197,9 @@ class Scheduler:
                 continue
             if not _prefills(sequence) and self._cover(sequence, plan):
                 plan.decodes.append(sequence)
-                self.queue.shares.charge(sequence.request.tenant, 1, sequence.request.tenant_weight)
         prefills = [sequence for sequence in self.running if not sequence.paused and _prefills(sequence)]
         budget = self.mixed_chunk_tokens if plan.decodes else self.chunk_tokens
-        plan.chunks = share_chunks(prefills, max(1, budget - len(plan.decodes)))
+        plan.chunks = limit_scored(share_chunks(prefills, max(1, budget - len(plan.decodes))))
         if self.queue.is_blocked and not plan.preempted:
             self._evict_paused(plan)
         if not self.running:

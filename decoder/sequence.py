@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.layout import NULL_BLOCK
 from decoder.draft_pace import DraftPace
+
+if TYPE_CHECKING:
+    from decoder.prompt_logprobs import PromptScores
 
 SequenceId = NewType("SequenceId", int)
 LeaseId = NewType("LeaseId", int)
@@ -38,6 +41,8 @@ class SamplingParams:
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_samples: int = 1
+
+    bad_ids: frozenset[int] = frozenset()
 
     @property
     def penalises(self) -> bool:
@@ -98,6 +103,7 @@ class Request:
     sampling: SamplingParams
     stopping: StoppingParams
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     no_read: bool = False
     no_store: bool = False
     priority: int = 0
@@ -142,7 +148,7 @@ class Sequence:
     __slots__ = (
         "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing",
         "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties", "rank",
-        "reported_sealed", "reported_tokens", "request", "sample", "sequence_id", "state", "taken",
+        "reported_sealed", "reported_tokens", "request", "sample", "scores", "sequence_id", "state", "taken",
     )  # fmt: skip
 
     def __init__(self, sequence_id: SequenceId, request: Request, sample: int, arrival: int, *, is_trunk: bool) -> None:
@@ -163,6 +169,7 @@ class Sequence:
         self._table: IntArray = np.full(8, NULL_BLOCK, np.int32)
         self.penalties: object | None = None
         self.pace: DraftPace | None = None
+        self.scores: PromptScores | None = None  # the request's, where the prompt's tokens are to be scored
         self._forget_lease()
 
     def _forget_lease(self) -> None:

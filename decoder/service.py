@@ -18,6 +18,7 @@ from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unav
 from common.interceptors import failure_fields
 from decoder.engine import Engine
 from decoder.outputs import EndReason, RequestFailed, SampleToken, StepResult
+from decoder.sampler import Logprobs
 from decoder.sequence import RequestNumber
 from decoder.validation import ServedModel, request_of
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
@@ -148,6 +149,10 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
             queue_nanoseconds=max(0, started.queue_ns),
             base_tokens=started.base_tokens,
             prompt_tokens=started.prompt_tokens,
+            prompt_logprobs=[
+                _token_logprob(token, value)
+                for token, value in zip(started.prompt[1:].tolist(), started.prompt_logprobs, strict=False)
+            ],
         )
     for token in result.tokens:
         _add_token(output, token)
@@ -180,8 +185,9 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
 def _add_token(output: decode_pb2.StepOutput, token: SampleToken) -> None:
     item = output.tokens.add(request=token.number, index=token.sample, token_ids=(token.token,))
     if token.logprobs is not None:
-        item.logprobs.add(
-            token_id=token.token,
-            logprob=token.logprobs.chosen,
-            top=[inference_pb2.TopLogprob(token_id=t, logprob=value) for t, value in token.logprobs.top],
-        )
+        item.logprobs.append(_token_logprob(token.token, token.logprobs))
+
+
+def _token_logprob(token: int, value: Logprobs) -> inference_pb2.TokenLogprob:
+    top = [inference_pb2.TopLogprob(token_id=other, logprob=logprob) for other, logprob in value.top]
+    return inference_pb2.TokenLogprob(token_id=token, logprob=value.chosen, top=top)

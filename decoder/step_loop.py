@@ -23,6 +23,7 @@ from decoder.drawing import draw_tokens
 from decoder.inbox import Inbox, Message
 from decoder.intake import Intake
 from decoder.prefix_waits import WAIT_SECONDS
+from decoder.prompt_logprobs import score_prompts
 from decoder.reporting import Reporter
 from decoder.requests import RequestTable
 from decoder.runner import Runner, StepModel
@@ -242,6 +243,7 @@ class StepLoop:
         try:
             work = self._runner.build(plan)
             logits = self._model.forward(work.batch, arena)
+            score_prompts(work.scored, logits)
             draws = draw_tokens(work, logits, self.requests)
         except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
             self._step_failed(sequences, error)

@@ -12,6 +12,7 @@ from typing import Final
 from common.errors import InvalidArgument, Unimplemented
 from common.labels import check_label
 from common.tokens import unpack_tokens
+from decoder.prompt_logprobs import MAX_ENTRIES
 from decoder.sequence import (
     IntArray,
     Request,
@@ -67,6 +68,8 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
     _whole("priority", submit.priority, -100, 100)
     check_label(submit.request_label)
     _check_later_versions(submit)
+    num_prompt_logprobs = _prompt_logprobs(submit, len(prompt))
+    no_cache = not model.prefix_cache
     num_logprobs = None
     if submit.output.HasField("logprobs"):
         num_logprobs = _whole("output.logprobs", submit.output.logprobs, 0, MAX_LOGPROBS)
@@ -78,8 +81,9 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         sampling=_sampling(submit.sampling, model),
         stopping=_stopping(submit.stopping, model, len(prompt)),
         num_logprobs=num_logprobs,
-        no_read=submit.cache.no_read or not model.prefix_cache,
-        no_store=submit.cache.no_store or not model.prefix_cache,
+        num_prompt_logprobs=num_prompt_logprobs,
+        no_read=submit.cache.no_read or no_cache or num_prompt_logprobs is not None,
+        no_store=submit.cache.no_store or no_cache,
         priority=submit.priority,
         cache_priority=_cache_priority(submit.cache),
         cache_ttl_seconds=_cache_ttl(submit.cache),
@@ -92,6 +96,20 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         tenant=submit.tenant,
         tenant_weight=_weight(submit),
     )
+
+
+def _prompt_logprobs(submit: decode_pb2.Submit, num_prompt: int) -> int | None:
+    if not submit.output.HasField("prompt_logprobs"):
+        return None
+    count = _whole("output.prompt_logprobs", submit.output.prompt_logprobs, 0, MAX_LOGPROBS)
+    if submit.session_handle:
+        raise InvalidArgument("output.prompt_logprobs", "a kept conversation is not computed again; allowed is none")
+    if num_prompt * (1 + count) > MAX_ENTRIES:
+        raise InvalidArgument(
+            "output.prompt_logprobs", f"tokens of the prompt times (1 + it) may be {MAX_ENTRIES}; these are "
+            f"{num_prompt * (1 + count)}",
+        )  # fmt: skip
+    return count
 
 
 def _weight(submit: decode_pb2.Submit) -> float:
@@ -128,7 +146,6 @@ def _check_session(submit: decode_pb2.Submit) -> None:
 
 def _check_later_versions(submit: decode_pb2.Submit) -> None:
     later = {
-        "output.prompt_logprobs": submit.output.HasField("prompt_logprobs"),
         "beam": submit.HasField("beam"),
     }
     for field, is_set in later.items():
@@ -209,8 +226,20 @@ def _sampling(sampling: inference_pb2.Sampling, model: ServedModel) -> SamplingP
         frequency_penalty=_signed("sampling.frequency_penalty", sampling.frequency_penalty),
         seed=sampling.seed,
         logit_bias=_biases(sampling, model),
+        bad_ids=_bad_ids(sampling, model),
         num_samples=_whole("sampling.n", sampling.n, 1, MAX_SAMPLES) if sampling.HasField("n") else 1,
     )
+
+
+def _bad_ids(sampling: inference_pb2.Sampling, model: ServedModel) -> frozenset[int]:
+    if len(sampling.bad_token_ids) > MAX_BIASES:
+        raise InvalidArgument("sampling.bad_token_ids", f"allowed are at most {MAX_BIASES} ids")
+    for index, token in enumerate(sampling.bad_token_ids):
+        _whole(f"sampling.bad_token_ids[{index}]", token, 0, model.vocab_size - 1)
+    bad = frozenset(sampling.bad_token_ids)
+    if len(bad) == model.vocab_size:
+        raise InvalidArgument("sampling.bad_token_ids", "holds the whole vocabulary; one token must be left")
+    return bad
 
 
 def _biases(sampling: inference_pb2.Sampling, model: ServedModel) -> tuple[tuple[int, float], ...]:

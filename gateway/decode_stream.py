@@ -29,6 +29,7 @@ class Start:
     queue_seconds: float
     prompt_tokens: int = 0
     base_tokens: tuple[int, ...] = field(default=(), repr=False)
+    prompt_logprobs: tuple[inference_pb2.TokenLogprob, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

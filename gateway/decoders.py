@@ -229,7 +229,11 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
 
     for started in step.started:
         of(started.request).start = Start(
-            started.cached_tokens, started.queue_nanoseconds / 1e9, started.prompt_tokens, tuple(started.base_tokens)
+            started.cached_tokens,
+            started.queue_nanoseconds / 1e9,
+            started.prompt_tokens,
+            tuple(started.base_tokens),
+            tuple(started.prompt_logprobs),
         )
     for gained in step.tokens:
         of(gained.request).add_tokens(gained.index, gained.token_ids, gained.logprobs)

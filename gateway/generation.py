@@ -215,7 +215,10 @@ class Generation:
 
     def _accepted(self, start: Start) -> pb.Accepted:
         return pb.Accepted(
-            request_id=self._request_id, prompt_tokens=self._prompt_tokens, cached_tokens=start.cached_tokens
+            request_id=self._request_id,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=start.cached_tokens,
+            prompt_logprobs=start.prompt_logprobs,
         )
 
     def _summary(self) -> pb.Summary:

@@ -23,7 +23,7 @@ from gateway.generation import Arrival, Generation
 from gateway.prompts import PromptEncoder
 from gateway.sessions import Branches
 from gateway.submission import build_submission
-from gateway.validation import ModelLimits, check_public_tokens, check_request
+from gateway.validation import ModelLimits, check_prompt_logprobs, check_public_tokens, check_request
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -74,6 +74,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         plan = check_request(request, limits)
         prompt = await self._prompts.encode_prompt(request, limits)
         check_public_tokens(request.cache, len(prompt))
+        check_prompt_logprobs(request.output, len(prompt))
         request_id = f"req_{secrets.token_hex(12)}"
         submit = build_submission(
             request, plan, prompt, limits, caller=caller, request_id=request_id, seed=secrets.randbits(64)

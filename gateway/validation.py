@@ -23,6 +23,7 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_PROMPT_ENTRIES: Final = 131_072
 MAX_DRAFT_TOKENS: Final = 16
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 MAX_SCOPE_NAME: Final = 64
@@ -62,6 +63,12 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     wants_logprobs = request.output.HasField("logprobs")
     if wants_logprobs:
         _whole("output.logprobs", request.output.logprobs, 0, MAX_LOGPROBS)
+    if request.output.HasField("prompt_logprobs"):
+        _whole("output.prompt_logprobs", request.output.prompt_logprobs, 0, MAX_LOGPROBS)
+        if request.session.handle:
+            raise InvalidArgument(
+                "output.prompt_logprobs", "a kept conversation is not computed again; allowed is none"
+            )
     _whole("priority", request.priority, -100, 100)
     check_label(request.request_label)
     stopping = request.stopping
@@ -95,6 +102,16 @@ def check_prompt_length(field: str, num_tokens: int, limits: ModelLimits) -> Non
         )
 
 
+def check_prompt_logprobs(output: inference_pb2.Output, num_tokens: int) -> None:
+    """Refuse more log-probabilities of a prompt of `num_tokens` tokens than one message carries."""
+    entries = num_tokens * (1 + output.prompt_logprobs)
+    if output.HasField("prompt_logprobs") and entries > MAX_PROMPT_ENTRIES:
+        raise InvalidArgument(
+            "output.prompt_logprobs",
+            f"tokens of the prompt times (1 + it) are {entries}; allowed are at most {MAX_PROMPT_ENTRIES}",
+        )
+
+
 def check_public_tokens(cache: inference_pb2.Cache, num_tokens: int) -> None:
     """Refuse a prefix in a wider scope that is longer than the prompt of `num_tokens` tokens."""
     _whole("cache.public_tokens", cache.public_tokens, 0, num_tokens if cache.scope in _WIDER_SCOPES else 0)
@@ -122,7 +139,6 @@ def _check_scope(request: inference_pb2.GenerateRequest) -> None:
 def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
     cache = request.cache
     later = {
-        "output.prompt_logprobs": request.output.HasField("prompt_logprobs"),
         "beam": request.HasField("beam"),
         "adapter": bool(request.adapter),
     }
@@ -158,6 +174,11 @@ def _check_sampling(sampling: inference_pb2.Sampling, limits: ModelLimits) -> in
     if sampling.HasField("frequency_penalty"):
         _signed("sampling.frequency_penalty", sampling.frequency_penalty)
     _check_biases(sampling.logit_bias, limits.vocab_size)
+    if len(sampling.bad_token_ids) > MAX_BIASES:
+        raise InvalidArgument("sampling.bad_token_ids", f"allowed are at most {MAX_BIASES} ids")
+    check_token_ids("sampling.bad_token_ids", sampling.bad_token_ids, limits.vocab_size)
+    if len(set(sampling.bad_token_ids)) == limits.vocab_size:
+        raise InvalidArgument("sampling.bad_token_ids", "holds the whole vocabulary; one token must be left")
     if not sampling.HasField("n"):
         return 1
     _whole("sampling.n", sampling.n, 1, MAX_SAMPLES)

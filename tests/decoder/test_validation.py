@@ -174,14 +174,19 @@ def test_a_draft_model_is_used_where_there_is_one() -> None:
     assert caught.value.metadata == {"field": "speculation.mode"}
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("output.prompt_logprobs", 0),
-    ],
-)
-def test_fields_of_later_versions_are_unimplemented_by_name(path: str, value: Any) -> None:
-    """A field that this build does not serve is refused by name and never ignored."""
-    with pytest.raises(Unimplemented) as caught:
-        accept(**{path.replace(".", "__"): value})
-    assert path in caught.value.message
+def test_prompt_logprobs_read_nothing_from_the_cache_and_have_bounds() -> None:
+    """They are computed anew; so many as no message would carry, or of a kept conversation, are refused by name."""
+    found = accept(output__prompt_logprobs=0)
+    assert (found.num_prompt_logprobs, found.no_read, found.no_store) == (0, True, False)
+    for fields in ({"output__prompt_logprobs": 21}, {"output__prompt_logprobs": 0, "session_handle": bytes(16)}):
+        with pytest.raises(InvalidArgument) as caught:
+            accept(**fields)
+        assert caught.value.field == "output.prompt_logprobs"
+
+
+def test_bad_token_ids_are_of_the_vocabulary_and_leave_a_token() -> None:
+    """Each is checked, and the whole vocabulary is refused."""
+    assert accept(sampling__bad_token_ids=[3, 3, 5]).sampling.bad_ids == {3, 5}
+    for value in ([-1], list(range(VOCAB)), [VOCAB]):
+        with pytest.raises(InvalidArgument, match="bad_token_ids"):
+            accept(sampling__bad_token_ids=value)

@@ -16,7 +16,7 @@ class Solo:
     """Runs requests alone and remembers what they said."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self.node = node
         self._memo: dict[bytes, Result] = {}
 
     def __call__(self, request: pb.GenerateRequest) -> Result:
@@ -29,7 +29,7 @@ class Solo:
         plain.ClearField("request_label")
         name = plain.SerializeToString(deterministic=True)
         if name not in self._memo:
-            self._memo[name] = self._node.generate(plain)
+            self._memo[name] = self.node.generate(plain)
             if self._memo[name].cached_tokens:
                 raise AssertionError("the solo node served from a cache")
         return self._memo[name]

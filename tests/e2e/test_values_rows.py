@@ -163,7 +163,26 @@ def test_a_prompt_longer_than_the_pool_is_refused_with_numbers(node: Node, solo:
     solo.probe(node)
 
 
-@pytest.mark.parametrize("field", ["beam", "adapter", "prompt_logprobs"])
+def test_row_40_prompt_logprobs_are_of_this_computation(node: Node, solo: Solo, prompts: Prompts) -> None:
+    """A prompt of a block and a token twice, then one that shares its block: the values of a cold run everywhere,
+    and no cached token reported; a plain request after them reads what they stored."""
+    first = prompts.tokens(B + 1)
+    for tokens in (first, first, first[:B] + prompts.tokens(5)):
+        request = make_request(tokens, new=2)
+        request.output.prompt_logprobs = 3
+        found, want = node.stream(request), solo.node.stream(request)
+        for stream in (found, want):
+            stream.finish()
+        assert found.accepted is not None and want.accepted is not None
+        values = found.accepted.prompt_logprobs
+        assert found.accepted.cached_tokens == 0
+        assert [value.token_id for value in values] == tokens[1:]
+        assert values == want.accepted.prompt_logprobs
+        assert all(len(value.top) == 3 and value.top[0].logprob >= value.logprob for value in values)
+    assert node.generate(make_request(first, new=2)).cached_tokens == B, "positive control: it was there to be hit"
+
+
+@pytest.mark.parametrize("field", ["beam", "adapter"])
 def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, prompts: Prompts, field: str) -> None:
     """A field that this build does not serve is UNIMPLEMENTED with its name, never ignored."""
     request = make_request(prompts.tokens(8), new=2)
@@ -172,8 +191,6 @@ def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, pr
             request.beam.width = 4
         case "adapter":
             request.adapter = "sql"
-        case "prompt_logprobs":
-            request.output.prompt_logprobs = 1
     with pytest.raises(grpc.RpcError) as caught:
         node.generate(request)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -93,11 +93,21 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     *((lambda v=v: session(handle=HANDLE, num_tokens=v), "session.num_tokens") for v in (0, -1, 2**31)),
     *((lambda v=v: session(keep_seconds=v), "session.keep_seconds") for v in (0.0, -1.0, math.nan)),
     (lambda: pb.GenerateRequest(session=pb.Session(handle=HANDLE), sampling=pb.Sampling(n=2)), "sampling.n"),
+    *(
+        (lambda v=v: pb.GenerateRequest(output=pb.Output(prompt_logprobs=v)), "output.prompt_logprobs")
+        for v in (-1, 21, 2**63 - 1)
+    ),
+    (
+        lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0), session=pb.Session(handle=HANDLE)),
+        "output.prompt_logprobs",
+    ),
+    (lambda: sampling(bad_token_ids=[5, -1]), "sampling.bad_token_ids[1]"),
+    (lambda: sampling(bad_token_ids=[2**40]), "sampling.bad_token_ids[0]"),
+    (lambda: sampling(bad_token_ids=[5] * 1025), "sampling.bad_token_ids"),
     (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode=7)), "speculation.mode"),  # type: ignore[arg-type]
     *((lambda v=v: speculation(draft_tokens=v), "speculation.draft_tokens") for v in (0, -1, 17, 2**63 - 1)),
 ]
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
-    (lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0)), "output.prompt_logprobs"),
     (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
     (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
 ]

@@ -110,18 +110,20 @@ class StepOutput(_message.Message):
     def __init__(self, started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SampleFinished, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[RequestEnded, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request", "cached_tokens", "queue_nanoseconds", "base_tokens", "prompt_tokens")
+    __slots__ = ("request", "cached_tokens", "queue_nanoseconds", "base_tokens", "prompt_tokens", "prompt_logprobs")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request: int
     cached_tokens: int
     queue_nanoseconds: int
     base_tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
-    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ..., base_tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]
+    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ..., base_tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("request", "index", "token_ids", "logprobs")
