@@ -11,15 +11,19 @@ from typing import Any, Final
 
 import torch
 
+from decoder.kernels.activation.triton import gate_kernel
 from decoder.kernels.block_copy.triton import copy_kernel
 from decoder.kernels.block_pack.triton import pack_kernel
 from decoder.kernels.block_scrub.triton import scrub_kernel
 from decoder.kernels.gpu import FLOAT8, FLOAT8_BITS, INT8, NOT_QUANTIZED, power_of_two
 from decoder.kernels.kv_write.triton import write_kernel
+from decoder.kernels.norm.triton import norm_kernel, num_warps
 from decoder.kernels.paged_decode import triton as decode
 from decoder.kernels.paged_decode.combine import combine_kernel
 from decoder.kernels.paged_decode.plan import plan_kernel
 from decoder.kernels.paged_prefill import triton as prefill
+from decoder.kernels.sample.triton import RUN, pick_kernel, reduce_kernel
+from decoder.kernels.shared_prefix_decode.triton import merge_kernel
 
 TARGETS: Final = ("80", "90", "100", "gfx942")
 _NAMES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -127,6 +131,18 @@ def small_cases(target: str) -> Iterator[Case]:
     for name, unpack in (("block_pack", False), ("block_unpack", True)):
         yield Case(target, name, "words", pack_kernel, {"WIDTH": 4096, "UNPACK": unpack}, "bf16", "bf16", 8, 1)
     yield Case(target, "block_scrub", "words", scrub_kernel, {"WIDTH": 4096}, "bf16", "bf16", 8, 1)
+    yield norm_case(target, 4096)
+    yield Case(target, "activation", "gelu", gate_kernel, {"WIDTH": 1024, "GELU": True}, "bf16", "bf16", 4, 1)
+    yield Case(target, "sample_reduce", "vocab", reduce_kernel, {"RUN": RUN}, "fp32", "fp32", 4, 1)
+    yield Case(target, "sample_pick", "vocab128k", pick_kernel, {"RUN": RUN, "RUNS": 64}, "fp32", "fp32", 4, 1)
+    merge = {"HEADS": 32, "QUERY_LEN": 1, "HEAD_DIM": 128, "COLUMNS": 128, "LOG_SUMS": False}
+    yield Case(target, "shared_merge", "d128", merge_kernel, merge, "bf16", "bf16", 1, 1)
+
+
+def norm_case(target: str, width: int) -> Case:
+    """The norm with both of its additions."""
+    constants = {"WIDTH": width, "COLUMNS": power_of_two(width), "ADD": True, "POST": True}
+    return Case(target, "norm", f"w{width}", norm_kernel, constants, "bf16", "bf16", num_warps(width), 1)
 
 
 def main_cases(target: str) -> Iterator[Case]:

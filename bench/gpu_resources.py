@@ -48,11 +48,34 @@ _INDICES: Final = frozenset(
         "targets",
         "num_tokens",
         "block_ids",
+        "best",
+        "samples",
+        "ids",
+        "places",
     }
 )
 _FLOAT_POINTERS: Final = frozenset(
-    {"log_sums", "key_scales", "value_scales", "partial", "statistics", "cosines", "sines", "query_norm", "key_norm"}
+    {
+        "log_sums",
+        "key_scales",
+        "value_scales",
+        "partial",
+        "statistics",
+        "cosines",
+        "sines",
+        "query_norm",
+        "key_norm",
+        "weight",
+        "post_weight",
+        "residual",
+        "logits",
+        "shared",
+        "shared_sums",
+        "rest",
+        "rest_sums",
+    }
 )
+_WIDE_POINTERS: Final = {"temperatures": "*fp64", "seeds": "*i64"}
 _BYTES: Final = frozenset({"planes", "blocks", "buffer"})
 
 
@@ -83,13 +106,15 @@ def compile_case(case: Case) -> Any:
             signature[name] = "*i32"
         elif name in _FLOAT_POINTERS:
             signature[name] = "*fp32"
+        elif name in _WIDE_POINTERS:
+            signature[name] = _WIDE_POINTERS[name]
         elif name in _BYTES:
             signature[name] = "*i32"
         elif name in ("keys", "values") and case.operation == "kv_write":
             signature[name] = f"*{case.element}"
         elif name in ("keys", "values", "key_arena", "value_arena"):
             signature[name] = f"*{case.stored}"
-        elif name in ("queries", "output", "rotated"):
+        elif name in ("queries", "output", "rotated", "x", "gate_up"):
             signature[name] = f"*{case.element}"
         else:
             signature[name] = "i32"

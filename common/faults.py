@@ -16,6 +16,7 @@ class Faults:
     fail_allocation:    the n-th allocation of the daemon fails once (0 = none).
     delay_message:      operation name -> seconds that the daemon waits before serving it.
     drop_message:       operation name -> the n-th such message is dropped.
+    interpreted_kernels: the decoder runs its GPU kernels under Triton's interpreter, on the CPU (float32 alone).
     """
 
     step_delay_seconds: float = 0.0
@@ -24,11 +25,12 @@ class Faults:
     fail_allocation: int = 0
     delay_message: dict[str, float] = field(default_factory=dict)
     drop_message: dict[str, int] = field(default_factory=dict)
+    interpreted_kernels: bool = False
 
 
 NAMES = (
     "step_delay=<seconds>, poison_on_free=1, weak_hash=<bits>, fail_allocation=<n>, "
-    "delay=<message>:<seconds>, drop=<message>:<n>"
+    "delay=<message>:<seconds>, drop=<message>:<n>, interpreted_kernels=1"
 )
 
 
@@ -37,6 +39,7 @@ def parse_faults(specs: Sequence[str], *, enabled: bool) -> Faults:
     if specs and not enabled:
         raise ValueError("--fault is refused without --test-faults")
     step_delay, poison, weak, fail = 0.0, False, 0, 0
+    interpreted = False
     delays: dict[str, float] = {}
     drops: dict[str, int] = {}
     for spec in specs:
@@ -47,6 +50,8 @@ def parse_faults(specs: Sequence[str], *, enabled: bool) -> Faults:
                     step_delay = _in_range(float(value), 0.0, 600.0)
                 case "poison_on_free":
                     poison = bool(int(value))
+                case "interpreted_kernels":
+                    interpreted = bool(int(value))
                 case "weak_hash":
                     weak = int(_in_range(int(value), 1, 128))
                 case "fail_allocation":
@@ -61,7 +66,7 @@ def parse_faults(specs: Sequence[str], *, enabled: bool) -> Faults:
                     raise ValueError(f"unknown knob; allowed are {NAMES}")
         except ValueError as error:
             raise ValueError(f"--fault {spec}: {error}") from None
-    return Faults(step_delay, poison, weak, fail, delays, drops)
+    return Faults(step_delay, poison, weak, fail, delays, drops, interpreted)
 
 
 def _in_range(value: float, low: float, high: float) -> float:

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logs(f"decoder-{options.decoder_index}", options.log_level)
     os.umask(0o077)
     set_thread_environment(os.environ, options.threads)
+    if options.faults.interpreted_kernels:
+        os.environ["TRITON_INTERPRET"] = "1"
     from decoder.process import serve  # imports torch and numba, which read the environment once
 
     return run_service(lambda stop: serve(options, stop))

@@ -33,11 +33,12 @@ from decoder.cache_client import GrpcCacheClient
 from decoder.cache_key import cache_key, tokenizer_digest
 from decoder.draft_model import DraftModel, load_draft
 from decoder.engine import Engine, EngineOptions
+from decoder.models.select import INTERPRETER, ComputeDevice, resolve_device
 from decoder.sequence import SpeculationMode
 from decoder.service import SERVICE_NAME, Backend, DecodeService
 from decoder.session_target import SessionTarget
 from decoder.validation import ServedModel
-from decoder.weights import load_model
+from decoder.weights import load_on
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 from tessera.inference.v1 import inference_pb2
 
@@ -51,6 +52,7 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain and end. Raises the TesseraError that keeps the decoder from serving."""
     if options.model is None:
         raise InvalidArgument("model", "is not set; give --model, a GGUF file or a Hugging Face directory")
+    device = resolve_device(INTERPRETER if options.faults.interpreted_kernels else options.device, options.dtype)
     paths = StatePaths(options.state_dir)
     paths.prepare()
     secret = await _internal_key(paths.internal_key, stop)
@@ -65,12 +67,14 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
         ),
     )
     try:
-        await _serve_at(options, options.model, paths, secret, stop)
+        await _serve_at(options, (options.model, device), paths, secret, stop)
     finally:
         os.close(lock)
 
 
-async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str, stop: asyncio.Event) -> None:
+async def _serve_at(
+    options: Options, source: tuple[Path, ComputeDevice], paths: StatePaths, secret: str, stop: asyncio.Event
+) -> None:
     server = make_server([ErrorInterceptor(), BearerInterceptor(secret)])
     service = DecodeService()
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call,unused-ignore]
@@ -86,7 +90,7 @@ async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str
 
     watching = asyncio.create_task(watch_sockets([kept], end))
     try:
-        loaded = await _loaded(path, options, stop)
+        loaded = await _loaded(source, options, stop)
         if loaded is not None:
             model, draft, tokenizer = loaded
             target = SessionTarget(
@@ -96,6 +100,7 @@ async def _serve_at(options: Options, path: Path, paths: StatePaths, secret: str
                 layout=model.layout,
                 key=cache_key(model, tokenizer),
                 decoder_name=f"decoder-{options.decoder_index}",
+                gpu=source[1].gpu,
             )
             await _run(options, (model, draft), target, service, health, stop)
     finally:
@@ -183,13 +188,15 @@ async def _internal_key(path: Path, stop: asyncio.Event) -> str | None:
     return None
 
 
-async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[Any, DraftModel | None, bytes] | None:
+async def _loaded(
+    source: tuple[Path, ComputeDevice], options: Options, stop: asyncio.Event
+) -> tuple[Any, DraftModel | None, bytes] | None:
     # In a thread that nobody waits for: a stop must not wait until everything is compiled.
     result: concurrent.futures.Future[tuple[Any, DraftModel | None, bytes]] = concurrent.futures.Future()
 
     def load() -> None:
         try:
-            result.set_result(_load(path, options))
+            result.set_result(_load(*source, options))
         except Exception as error:  # noqa: BLE001 - handed over whole; `serve` raises it
             result.set_exception(error)
 
@@ -201,7 +208,7 @@ async def _loaded(path: Path, options: Options, stop: asyncio.Event) -> tuple[An
     return await loading if loading.done() else None
 
 
-def _load(path: Path, options: Options) -> tuple[Any, DraftModel | None, bytes]:
+def _load(path: Path, device: ComputeDevice, options: Options) -> tuple[Any, DraftModel | None, bytes]:
     # Compiling and loading take seconds; both happen before anybody is told that this decoder serves.
     log = get_logger()
     logged = {"": -1.0}
@@ -213,8 +220,15 @@ def _load(path: Path, options: Options) -> tuple[Any, DraftModel | None, bytes]:
 
     dtype: Literal["float32", "bfloat16"] = "float32" if options.dtype == "float32" else "bfloat16"
     started = time.monotonic()
-    model = load_model(
-        path, dtype, options.block_tokens, options.kv_dtype, options.threads, progress, options.max_context or 0
+    model = load_on(
+        device,
+        path,
+        dtype,
+        options.block_tokens,
+        options.kv_dtype,
+        options.threads,
+        progress,
+        options.max_context or 0,
     )
     shape = (2, *model.layout.block_shape)
     is_float32 = model.layout.dtype is KvDtype.FLOAT32

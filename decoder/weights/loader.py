@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from common.errors import InvalidArgument
 from common.layout import KvDtype, KvLayout
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
+from decoder.models.select import ON_CPU, ComputeDevice, build_model
 from decoder.weights.source import open_source
 
 Progress = Callable[[str, float], None]
@@ -109,8 +110,24 @@ def load_model(
     progress: Progress | None = None,
     max_context: int = 0,
 ) -> CausalLM:
-    """Load a `.gguf` file or a Hugging Face directory.
+    """Load a `.gguf` file or a Hugging Face directory for the CPU; see `load_on`."""
+    model: CausalLM = load_on(ON_CPU, path, dtype, block_tokens, kv_dtype, threads, progress, max_context)
+    return model
 
+
+def load_on(
+    device: ComputeDevice,
+    path: Path,
+    dtype: Literal["float32", "bfloat16"],
+    block_tokens: int,
+    kv_dtype: str | None = None,
+    threads: int = 0,
+    progress: Progress | None = None,
+    max_context: int = 0,
+) -> Any:
+    """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
+
+    device:       where it computes, as `decoder.models.select.resolve_device` gives it
     dtype:        type of weights and matmul inputs; sums are float32
     block_tokens: tokens of one KV block
     kv_dtype:     type of stored keys and values; None means `dtype`. "float32" beside bfloat16 weights also keeps
@@ -134,9 +151,10 @@ def load_model(
     check_shapes(source.shapes(), config)
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, KvDtype(kv_dtype))
     report("digest", 0.0)
-    digests = digest_config(config, source.digest(), dtype)
-    model = CausalLM(
-        config, layout, digests, source.read, threads, lambda done: report("weights", done), dtype=KvDtype(dtype)
+    # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
+    digests = digest_config(config, source.digest(), f"{dtype}/gpu" if device.uses_triton else dtype)
+    model = build_model(
+        device, config, layout, digests, source.read, threads, lambda done: report("weights", done), KvDtype(dtype)
     )
     report("weights", 1.0)
     return model

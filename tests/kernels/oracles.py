@@ -59,3 +59,9 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative L2 error; NaN anywhere counts as infinite."""
     error = (got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)
     return math.inf if not torch.isfinite(error) else float(error)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Root mean square norm of rows, float64, epsilon 1e-6."""
+    x = x.double()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.double()

@@ -1,0 +1,200 @@
+"""A model on a device: the engine's `StepModel` over the Triton kernels, for every family without experts.
+
+Steps of decodes alone run in fixed memory by batch size (on a GPU as recorded CUDA graphs), others as they come.
+`start` queues a step and returns; `PendingStep` waits for its results alone, so that a caller may plan and even start
+the next step meanwhile. It owns its weights, inputs and recordings, and no block. Not safe for concurrent calls.
+"""
+
+# Classes of torch.cuda without annotations.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.errors import Internal
+from common.layout import KvDtype, KvLayout
+from decoder.batch import IntArray, StepBatch
+from decoder.kernels.block_copy.triton import copy
+from decoder.kernels.block_scrub.triton import scrub
+from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
+from decoder.models.checks import check_batch
+from decoder.models.config import ModelConfig, ModelDigests, refuse
+from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
+from decoder.models.device_inputs import DecodeInputs, bucket_of, upload
+from decoder.models.device_step import MAX_DECODES, DeviceStep
+from decoder.models.device_weights import load_weights
+from decoder.models.weights import Read
+
+_TYPES = {KvDtype.FLOAT32: torch.float32, KvDtype.BFLOAT16: torch.bfloat16, KvDtype.FLOAT16: torch.float16}
+
+
+class PendingStep:
+    """The result of a step that was queued: logits, or drawn ids. Its copy to the host runs on a stream of its own."""
+
+    def __init__(self, result: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
+        self._event: torch.cuda.Event | None = None
+        if stream is None:
+            self._host = result
+            return
+        stream.wait_stream(torch.cuda.current_stream())
+        self._host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        with torch.cuda.stream(stream):
+            self._host.copy_(result, non_blocking=True)
+            result.record_stream(stream)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        # The next step may write where this result lies.
+        torch.cuda.current_stream().wait_event(self._event)
+
+    def wait(self) -> NDArray[Any]:
+        """The result on the host: float32 [R, vocab], or int32 [R] where ids were drawn."""
+        if self._event is not None:
+            self._event.synchronize()
+        array: NDArray[Any] = self._host.numpy()
+        return array
+
+
+class DeviceModel:
+    """A loaded model.
+
+    `read` gives a tensor of the common form by its name. Weights, activations, keys and values are of one type, the
+    layout's. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter. Raises InvalidArgument, by
+    name, on what it does not compute.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: KvLayout,
+        digests: ModelDigests,
+        read: Read,
+        device: torch.device,
+        report: Callable[[float], None] = lambda done: None,
+        *,
+        dtype: KvDtype | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if dtype not in (None, layout.dtype):
+            raise refuse("kv_dtype", layout.dtype.value, f"that of the weights, {dtype}, on a GPU")
+        self.config = config
+        self.layout = layout
+        self.digests = digests
+        self.device = device
+        self.dtype = _TYPES[layout.dtype]
+        self.step = DeviceStep(config, load_weights(config, read, device, self.dtype, report), self.dtype)
+        on_gpu = device.type == "cuda"
+        self._copies = torch.cuda.Stream(device) if on_gpu else None
+        self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))
+        self._table_width = layout.blocks_for(config.max_position)
+        self._inputs: dict[int, DecodeInputs] = {}
+        self._sampling: SampleWorkspace | None = None
+
+    def forward(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
+        """Run one step; float32 logits [R, vocab], valid until the next call.
+
+        `arena` is a torch tensor in the device's memory, or without a GPU the host's array, as `common/layout.py` has
+        it. Raises Internal when the batch does not fit the model or the arena; nothing is written then.
+        """
+        return self.start(batch, arena).wait()
+
+    def start(self, batch: StepBatch, arena: Any, draws: Draws | None = None) -> PendingStep:
+        """Queue one step. With `draws` (on the device, one for each logit row) what comes back is the drawn ids."""
+        blocks = self._blocks(arena)
+        config = self.config
+        check_batch(
+            batch, num_blocks=blocks.shape[0], block_tokens=self.layout.block_tokens,
+            max_position=config.max_position, vocab_size=config.vocab_size,
+        )  # fmt: skip
+        if not batch.token_ids.size:
+            return PendingStep(torch.zeros((0, config.vocab_size)), None)
+        if 0 < batch.num_decodes == batch.context_lens.size <= MAX_DECODES:
+            logits = self.forward_decode(batch, blocks)
+            if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
+                logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
+        else:
+            rows = self.step.prefill_config.rows
+            logits = self.step.run(upload(batch, config.group_size, rows, self.device), blocks)
+        return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
+
+    def forward_decode(self, batch: StepBatch, blocks: torch.Tensor) -> torch.Tensor:
+        """Logits [decodes, vocab] of a checked batch of decodes alone, in fixed memory; valid until the next step."""
+        bucket = bucket_of(batch.num_decodes)
+        if bucket not in self._inputs:
+            self._inputs[bucket] = DecodeInputs(bucket, self._table_width, self.device)
+        fixed = self._inputs[bucket]
+        fixed.put(batch)
+        return self._graphs.run(bucket, blocks, lambda: self.step.run(fixed.inputs, blocks))[: batch.num_decodes]
+
+    def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        rows, vocab = logits.shape
+        if self._sampling is None or self._sampling.best.shape[0] < rows:
+            self._sampling = SampleWorkspace.allocate(max(rows, 64), vocab, self.device)
+        ids = torch.empty(rows, dtype=torch.int32, device=self.device)
+        draw(logits, draws, self._sampling, ids)
+        return ids
+
+    def warm_up(self, arena: Any = None) -> None:
+        """Compile every kernel on a small arena of its own; `arena`, if given, is left alone."""
+        tokens = min(2 * self.layout.block_tokens, self.config.max_position, 64)
+        own = torch.zeros((2 * tokens + 1, *self.layout.block_shape), dtype=self.dtype, device=self.device)
+        tables = np.arange(1, 2 * tokens + 1, dtype=np.int32).reshape(2, tokens)
+        chunk = np.arange(tokens - 1, dtype=np.int32)
+        ids = np.zeros(tokens, np.int32)
+        positions = np.concatenate([chunk[:1], chunk])
+        starts, lengths = np.array([0, 1, tokens], np.int32), np.array([1, tokens - 1], np.int32)
+        if tokens > 1:
+            self._once(StepBatch(ids, positions, starts, lengths, tables, np.zeros(1, np.int32), 1), own)
+        self._once(StepBatch(ids[:1], ids[:1], starts[:2], lengths[:1], tables[:1], ids[:1], 1), own)
+        one = np.ones(1, np.int32)
+        self._copy(own, one, 2 * one, one)
+        self.scrub_blocks(own, one)
+
+    def _once(self, batch: StepBatch, blocks: torch.Tensor) -> None:
+        self.step.run(upload(batch, self.config.group_size, self.step.prefill_config.rows, self.device), blocks)
+
+    def copy_blocks(self, arena: Any, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
+        """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer, at once.
+
+        No target is another entry's source or target. Raises Internal on a plan that does not fit.
+        """
+        blocks = self._blocks(arena)
+        if not sources.size == targets.size == num_tokens.size:
+            raise Internal("a copy plan has columns of different lengths")
+        for ids in (sources, targets):
+            if ids.size and not 0 <= ids.min() <= ids.max() < blocks.shape[0]:
+                raise Internal("a block id is outside the arena")
+        if num_tokens.size and not 0 <= num_tokens.min() <= num_tokens.max() <= self.layout.block_tokens:
+            raise Internal("a copy plan names more tokens than a block holds")
+        if np.unique(targets).size != targets.size or np.isin(targets, sources).any():
+            raise Internal("a copy plan writes a block that it reads, or twice")
+        self._copy(blocks, sources, targets, num_tokens)
+
+    def _copy(self, blocks: torch.Tensor, *columns: IntArray) -> None:
+        sources, targets, counts = (torch.from_numpy(np.array(c, np.int32)).to(self.device) for c in columns)
+        copy(blocks, sources, targets, counts)
+
+    def scrub_blocks(self, arena: Any, block_ids: IntArray, *, poison: bool = False) -> None:
+        """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
+        blocks = self._blocks(arena)
+        if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < blocks.shape[0]:
+            raise Internal("a block id is outside the arena")
+        scrub(blocks, torch.from_numpy(np.array(block_ids, np.int32)).to(self.device), poison=poison)
+
+    def close(self) -> None:
+        """Drop the recordings; the model can be used again."""
+        self._graphs.clear()
+
+    def _blocks(self, arena: Any) -> torch.Tensor:
+        blocks: torch.Tensor = arena if isinstance(arena, torch.Tensor) else torch.from_numpy(arena)
+        if blocks.dtype == torch.uint16 and self.dtype.itemsize == 2:
+            blocks = blocks.view(self.dtype)
+        fits = blocks.dtype == self.dtype and blocks.shape[1:] == self.layout.block_shape and blocks.is_contiguous()
+        if not fits or blocks.device.type != self.device.type:
+            raise Internal(f"an arena of {blocks.dtype} {tuple(blocks.shape[1:])} on {blocks.device} does not fit")
+        return blocks

@@ -1,0 +1,95 @@
+"""Which form of a model computes: the CPU's compiled step, or the device step over the Triton kernels. The one place.
+
+Owns the meaning of `--device` in a decoder, and that a device that is not there is refused by name with the reason.
+Nothing of the GPU's is imported where the CPU computes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from common.cuda_driver import Gpu, LoadDriver, load_bindings, open_gpu
+from common.devices import CPU
+from common.errors import FailedPrecondition, InvalidArgument
+from common.layout import KvDtype, KvLayout
+from decoder.models.config import ModelConfig, ModelDigests
+from decoder.models.llama import CausalLM
+from decoder.models.weights import Read
+
+INTERPRETER: Final = "interpreter"
+"""A device for tests: the GPU's form on the CPU. `--device` does not take it, `--fault interpreted_kernels=1` does."""
+_SWITCH: Final = "TRITON_INTERPRET"  # read when triton is imported; `decoder/__main__.py` sets it
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeDevice:
+    """Where a decoder computes: on `gpu`, or on the CPU, there by the compiled kernels or by interpreted ones."""
+
+    gpu: Gpu | None = None
+    interpreted: bool = False
+
+    @property
+    def uses_triton(self) -> bool:
+        """Whether the device step computes, and not the CPU's."""
+        return self.interpreted or self.gpu is not None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors lie."""
+        return torch.device(CPU if self.gpu is None else f"cuda:{self.gpu.ordinal}")
+
+
+ON_CPU: Final = ComputeDevice()
+
+
+def resolve_device(device: str, dtype: str, load: LoadDriver = load_bindings) -> ComputeDevice:
+    """The device that an option means: `cpu`, `cuda`, `cuda:GPU-<uuid>`, `auto`, or `interpreter`.
+
+    Raises what `open_gpu` raises, FailedPrecondition (NO_GPU) that says why torch or Triton cannot compute on the GPU
+    that was found, and InvalidArgument where the interpreter lacks `dtype`.
+    """
+    if device == INTERPRETER:
+        if dtype != "float32":
+            raise InvalidArgument("dtype", f"is {dtype}; interpreted kernels compute float32 alone")
+        if os.environ.get(_SWITCH) != "1":
+            raise FailedPrecondition(f"kernels are not interpreted: {_SWITCH} was not set", reason="NO_GPU")
+        return ComputeDevice(interpreted=True)
+    gpu = open_gpu(device, load)
+    if gpu is not None and (missing := _missing()):
+        # The cache manager finds the same GPU, so `auto` must not quietly mean the CPU here.
+        raise FailedPrecondition(f"--device {device}: {missing}; or give --device cpu", reason="NO_GPU")
+    return ComputeDevice(gpu)
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install 'tessera-cache[gpu]'"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this build of torch ({torch.__version__}) has no CUDA: install one that has"
+    return "" if torch.cuda.is_available() else "torch can use no CUDA device in this process"
+
+
+def build_model(
+    device: ComputeDevice,
+    config: ModelConfig,
+    layout: KvLayout,
+    digests: ModelDigests,
+    read: Read,
+    threads: int,
+    report: Callable[[float], None],
+    dtype: KvDtype,
+) -> Any:
+    """The model on a device: what `decoder.runner.StepModel` asks for, and `warm_up`."""
+    if not device.uses_triton:
+        return CausalLM(config, layout, digests, read, threads, report, dtype=dtype)
+    from decoder.models.device_model import DeviceModel
+
+    if device.gpu is not None:
+        torch.cuda.set_device(device.torch_device)
+    return DeviceModel(config, layout, digests, read, device.torch_device, report, dtype=dtype)
