@@ -7,6 +7,7 @@ until it is resumed, and says how it ended. It shows counts, ids and names, neve
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 from cachemgr.admin_base import AdminBase, seconds_asked
@@ -21,6 +22,7 @@ from cachemgr.admin_messages import (
 from cachemgr.admin_pages import next_token, page_asked
 from cachemgr.ids import TenantId
 from cachemgr.manager import CacheManager
+from cachemgr.scopes import PUBLIC_OWNER, group_owner
 from common.errors import FailedPrecondition, InvalidArgument, NotFound
 from tessera.admin.v1 import admin_pb2
 
@@ -42,7 +44,16 @@ class PoolAdmin(AdminBase):
         manager, layout = self._owner.manager, self._owner.layout
         if manager is None or layout is None:
             return admin_pb2.GetSnapshotResponse(epoch=self._owner.epoch)
-        return snapshot_message(manager.snapshot(), layout.block_bytes, self._tenants.quotas())
+        view = manager.snapshot()
+        shown = [usage for usage in view.tenants if usage.used_blocks or self._exists(usage.tenant)]
+        return snapshot_message(replace(view, tenants=shown), layout.block_bytes, self._tenants.quotas())
+
+    def _exists(self, owner: TenantId) -> bool:
+        """Whether an owner of blocks was not deleted since."""
+        group = owner.removeprefix(group_owner(""))
+        if group != owner:
+            return self._tenants.groups.exists(group)
+        return owner == PUBLIC_OWNER or self._tenants.has_tenant(owner)
 
     async def CheckIntegrity(
         self, _request: admin_pb2.CheckIntegrityRequest, _context: Any

@@ -73,6 +73,10 @@ class Groups:
         row = self._groups.get(name)
         return row is not None and tenant in row.members
 
+    def exists(self, name: str) -> bool:
+        """Whether there is such a group."""
+        return name in self._groups
+
     def groups_of(self, tenant: TenantId) -> tuple[str, ...]:
         """The groups that the tenant is a member of, by name."""
         return tuple(sorted(name for name, row in self._groups.items() if tenant in row.members))

@@ -47,7 +47,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--text", metavar="TEXT", help="its text; - reads it from standard input")
     group.add_argument("--file", type=Path, metavar="FILE", help="a file with the text")
     group.add_argument("--tokens", metavar="IDS", help="token ids, separated by commas or blanks; - reads them")
-    group.add_argument("--endpoint", metavar="HOST:PORT", help="the gateway that tokenizes text")
+    group.add_argument("--endpoint", metavar="HOST:PORT", help="the gateway that tokenizes (default: the node's)")
     group.add_argument("--tenant-key-file", type=Path, metavar="FILE", help="tenant key for it (default default.key)")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="reach it by TLS and trust these certificates")
     group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")

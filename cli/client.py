@@ -76,6 +76,20 @@ def find_state(given: Path | None) -> StatePaths:
     return StatePaths(given or (Path(named).expanduser() if named else default_state_dir(os.environ)))
 
 
+def find_endpoint(paths: StatePaths, given: str | None) -> tuple[str, Path | None]:
+    """(address of the gateway, the certificate to trust): the one given, else that of the `tessera up` that runs on the
+    state directory, else the default."""
+    if given:
+        return given, None
+    try:
+        lines = paths.endpoint_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    if not lines:
+        return DEFAULT_ENDPOINT, None
+    return lines[0], Path(lines[1]) if len(lines) > 1 else None
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """An argparse type: a whole number in low..high; argparse puts the flag before what is wrong."""
 
@@ -94,7 +108,9 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that calls the gateway."""
     group = parser.add_argument_group("connection")
-    group.add_argument("--endpoint", metavar="HOST:PORT", help=f"the gateway (default {DEFAULT_ENDPOINT})")
+    group.add_argument(
+        "--endpoint", metavar="HOST:PORT", help=f"the gateway (default: the node's own, else {DEFAULT_ENDPOINT})"
+    )
     group.add_argument("--key-file", type=Path, metavar="FILE", help="tenant key (default <state-dir>/default.key)")
     group.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory of the node")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="use TLS and trust these PEM certificates")
@@ -171,8 +187,8 @@ class Client:
         if paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
             hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
         key = read_key(options.key_file or paths.default_key, named, hint)
-        authority = read_authority(options.tls_ca)
-        return cls(check_text("--endpoint", options.endpoint or DEFAULT_ENDPOINT), key, authority)
+        endpoint, certificate = find_endpoint(paths, options.endpoint)
+        return cls(check_text("--endpoint", endpoint), key, read_authority(options.tls_ca or certificate))
 
     def __enter__(self) -> Client:
         return self

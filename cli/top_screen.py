@@ -104,16 +104,17 @@ def _rates(now: Reading, last: Reading | None) -> str:
 
 def _limits(limits: Any) -> str:
     if not limits.admissions:
-        return "hit rate   no request was admitted yet"
+        return "token hits no request was admitted yet"
     gap = limits.best_hit_rate - limits.hit_rate
     return (
-        f"hit rate   {_percent(limits.hit_rate)} of the prompt tokens of the last {limits.admissions} requests\n"
+        f"token hits {_percent(limits.hit_rate)} of the prompt tokens of the last {limits.admissions} requests\n"
         f"           {_percent(limits.best_hit_rate)} was the best possible in this pool: {_percent(gap)} away; "
         f"{_percent(limits.infinite_hit_rate)} without an end of room"
     )
 
 
 def _tenants(snapshot: Any) -> str:
+    """A row a tenant. Its hits are of requests, those that found any of their prompt; the limits are of tokens."""
     rows = []
     for tenant in snapshot.tenants:
         ceiling = tenant.ceiling_blocks or snapshot.total_blocks
@@ -132,7 +133,7 @@ def _tenants(snapshot: Any) -> str:
                 _percent(tenant.hits / asked) if asked else "",
             )
         )
-    header = ("tenant", "quota", "used", "ceiling", "floor", "weight", "active", "pinned", "evictions", "hits")
+    header = ("tenant", "quota", "used", "ceiling", "floor", "weight", "active", "pinned", "evictions", "request hits")
     return format_table(header, rows) if rows else ""
 
 

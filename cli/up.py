@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli.client import DEFAULT_ENDPOINT
 from cli.errors import EXIT_USAGE, CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
@@ -83,6 +82,7 @@ def _run(node: Node, interrupts: Interrupts) -> int:
     status = 0
     try:
         supervisor.start(READY_SECONDS)
+        tell_endpoint(node)
         print(describe_node(node, supervisor.pids(), time.monotonic() - began, show_key=first_start), flush=True)
         while not interrupts.stopping():
             supervisor.poll()
@@ -93,10 +93,22 @@ def _run(node: Node, interrupts: Interrupts) -> int:
         print(f"tessera up: {error.message}", file=sys.stderr, flush=True)
         status = error.status
     finally:
+        node.paths.endpoint_file.unlink(missing_ok=True)
         print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
         clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
     print("tessera: stopped", file=sys.stderr, flush=True)
     return status if clean else status or 1
+
+
+def tell_endpoint(node: Node) -> None:
+    """Leave in the state directory where the node can be called, for the clients on this machine."""
+    options = node.options
+    lines = [callable_address(options.listen, secure=options.tls_cert is not None)]
+    if options.tls_cert is not None:
+        lines.append(str(options.tls_cert.absolute()))
+    fresh = node.paths.endpoint_file.with_suffix(".new")
+    fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    fresh.replace(node.paths.endpoint_file)
 
 
 def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key: bool) -> str:
@@ -104,9 +116,6 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
     options, paths = node.options, node.paths
     command = "tessera" if shutil.which("tessera") else sys.argv[0]
     endpoint = callable_address(options.listen, secure=options.tls_cert is not None)
-    where = "" if endpoint == DEFAULT_ENDPOINT else f" --endpoint {endpoint}"
-    if options.tls_cert is not None:
-        where += f" --tls-ca {options.tls_cert}"
     state = f" --state-dir {paths.state_dir}" if options.state_dir != default_state_dir(os.environ) else ""
     scheme = "TLS" if options.tls_cert is not None else "plaintext"
     lines = [
@@ -117,8 +126,8 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
         f"  logs       {paths.logs_dir}",
         "  processes  " + ", ".join(f"{name} {pid}" for name, pid in pids.items()),
         "\ntry",
-        f"  {command} generate{where}{state} 'Why is the sky blue?'",
-        f"  {command} chat{where}{state}",
+        f"  {command} generate{state} 'Why is the sky blue?'",
+        f"  {command} chat{state}",
         f"  {command} admin snapshot{state}",
         f"  {grpcurl_line(endpoint, str(paths.default_key), options.tls_cert)}",
         "\nin Python",

@@ -51,6 +51,11 @@ class StatePaths:
         """AdminService."""
         return self.run_dir / "admin.sock"
 
+    @property
+    def endpoint_file(self) -> Path:
+        """Where a running `tessera up` can be called: an address, and on a second line the certificate to trust."""
+        return self.run_dir / "endpoint"
+
     def decoder_socket(self, index: int) -> Path:
         """DecodeService of decoder `index`."""
         return self.run_dir / f"decoder-{index}.sock"

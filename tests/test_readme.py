@@ -18,6 +18,7 @@ from cli.__main__ import COMMANDS
 from cli.up import grpcurl_line
 from common.config import build_parser, load_options
 from common.errors import TesseraError
+from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.cli.support import serving, write_key
 from tests.cli.test_clients import FakeInference
@@ -120,6 +121,16 @@ def test_every_status_that_there_is_stands_in_the_table_of_errors() -> None:
     codes = {kind.code.name for kind in TesseraError.__subclasses__()} - never_public
     table = "\n".join(line for line in page.splitlines() if line.startswith("|"))
     assert {code for code in codes if code not in table} == set()
+
+
+def test_the_example_of_scopes_makes_the_requests_that_it_says() -> None:
+    """The lines of docs/api.md run, and name both scopes."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    (source,) = [part for part in page.split("```python\n")[1:] if "SCOPE_GROUP" in part.partition("```")[0]]
+    names: dict[str, Any] = {"handbook": "Be kind. ", "system_prompt": "You help. ", "question": "Why?"}
+    exec(source.partition("```")[0], names)
+    team, everyone = names["team"].cache, names["everyone"].cache
+    assert (team.scope, team.scope_name, everyone.scope) == (common_pb2.SCOPE_GROUP, "team", common_pb2.SCOPE_PUBLIC)
 
 
 def test_every_target_of_make_that_is_named_exists() -> None:

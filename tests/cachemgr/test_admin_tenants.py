@@ -198,8 +198,10 @@ def test_deleted_tenant_ends_with_its_keys_requests_and_blocks():
         for fields in ({}, {"resumed": True}):
             failure = (await decoder.ask(acquire=acquire_request(grant, PROMPT, **fields))).failure
             assert failure.code == UNAUTHENTICATED
+        assert {item.tenant for item in (await rig.snapshot()).tenants} == {"acme", "default"}  # it holds blocks still
         await decoder.ask(report=report_request({"lease_id": lease.lease_id, "release": True, "sealed_tokens": 8}))
         now = await rig.snapshot()
+        assert {item.tenant for item in now.tenants} == {"default"}
         assert now.indexed_blocks == 2  # those of the other tenant
         assert now.free_blocks + now.cached_blocks == now.total_blocks
         wanted = await decoder.ask(acquire=acquire_request(await rig.grant(), list(range(80, 100))))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 import pytest
 
+from cachemgr.clocks import Clocks
 from common.tokens import pack_tokens
 from tessera.admin.v1 import admin_pb2
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
@@ -251,14 +253,25 @@ def test_another_model_cannot_continue_it() -> None:
 
 
 def test_time_ends_kept_conversations() -> None:
-    """Polled: within a tick of its time the branch is gone, and its blocks are evictable."""
+    """Before its time a branch holds its blocks and can be gone on with; within a tick after it the branch is gone, and
+    its blocks are evictable."""
+    late = [0]
+    clocks = Clocks(steady_ns=lambda: time.monotonic_ns() + late[0])
 
     async def body(rig: Rig) -> None:
         decoder = await rig.attach()
-        await keep(rig, decoder, list(range(10, 10 + B + 1)), seconds=0.05)
+        kept = await keep(rig, decoder, list(range(10, 10 + B + 1)), seconds=500.0)
+        late[0] = 400 * 10**9
+        shot = await rig.snapshot()
+        assert (shot.kept_branches, shot.active_blocks) == (1, 2)
+        again = await begin(rig, decoder, [1], base_handle=kept.handle)
+        assert again.cached_tokens == B + 1
+        await sealed(decoder, again.lease_id, 0, release=True)
+        assert not await rig.is_quiet()
+        late[0] = 501 * 10**9
         await eventually_async(rig.is_quiet)
 
-    on_daemon(body)
+    on_daemon(body, clocks=clocks, lease_seconds=1000.0)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])

@@ -14,7 +14,7 @@ from common.tokens import pack_tokens
 from tessera.admin.v1 import admin_pb2
 from tessera.cache.v1 import cache_pb2
 from tests.cachemgr.daemon_rig import Rig, SessionClient, acquire_request, attach_request, ids, report_request, running
-from tests.cachemgr.rig import eventually_async
+from tests.cachemgr.rig import DEADLINE_SECONDS, eventually_async
 
 PROMPT = list(range(1, 10))
 SHORT = {"lease_seconds": 0.5, "grace_seconds": 0.5}
@@ -210,10 +210,11 @@ def test_a_session_that_says_nothing_is_over() -> None:
         lease = (await speaking.ask(acquire=acquire_request(await rig.grant(), [7] * 5))).acquire
         silent = await Mapped.open(rig)
         beats = 0
-        while not await counts(rig, sessions=1):
-            assert (await speaking.ask(heartbeat=cache_pb2.HeartbeatRequest())).WhichOneof("result") == "heartbeat"
-            beats += 1
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not await counts(rig, sessions=1):
+                assert (await speaking.ask(heartbeat=cache_pb2.HeartbeatRequest())).WhichOneof("result") == "heartbeat"
+                beats += 1
+                await asyncio.sleep(0.02)
         assert beats > 5
         assert await counts(rig, leases=1, quarantined_blocks=3)
         assert await silent.decoder.call.read() is grpc.aio.EOF

@@ -72,6 +72,7 @@ def test_quota_bar_shows_use_and_floor() -> None:
     acme = next(line for line in text.splitlines() if line.startswith("acme"))
     assert "[#####|####..........]" in acme
     assert "75.0 %" in acme
+    assert "request hits" in text
     assert "[####################]" in next(line for line in text.splitlines() if line.startswith("blue"))
 
 
@@ -81,6 +82,7 @@ def test_distance_to_the_best_and_decoders_that_are_away() -> None:
     sessions = [admin_pb2.Session(decoder_name="d0", leases=2), admin_pb2.Session(decoder_name="d1", away=True)]
     text = draw(reading(limits=limits, sessions=sessions), None)
     assert "62.5 % was the best possible in this pool: 12.5 % away" in text
+    assert "token hits 50.0 % of the prompt tokens" in text
     shown = {line.split()[0]: line.split()[2] for line in text.splitlines() if line.startswith(("d0", "d1"))}
     assert shown == {"d0": "attached", "d1": "away"}
 

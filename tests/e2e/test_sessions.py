@@ -231,12 +231,15 @@ def test_every_sample_has_a_handle_of_its_own(pair: Node, solo: Solo, prompts: P
 
 
 def test_time_ends_a_kept_conversation(pair: Node, prompts: Prompts) -> None:
-    """A short time to keep: NOT_FOUND within seconds, and nothing is held for it any more."""
-    result = pair.generate(kept(prompts.tokens(B), new=3, seconds=0.5))
-    handle = handle_of(pair, result)
-    poll(lambda: not pair.admin.branches(), within=10, what="the conversation is over")
+    """A short time to keep: NOT_FOUND within seconds, and nothing is held for it any more; one of a longer time,
+    kept before it, is held still and goes on."""
+    longer = handle_of(pair, pair.generate(kept(prompts.tokens(B), new=3, seconds=300)))
+    handle = handle_of(pair, pair.generate(kept(prompts.tokens(B), new=3, seconds=0.5)))
+    poll(lambda: len(pair.admin.branches()) == 1, within=10, what="the conversation is over")
     code, _ = code_of(lambda: pair.generate(kept([5], handle=handle, seconds=None)))
     assert code is grpc.StatusCode.NOT_FOUND
+    assert pair.generate(kept([5], handle=longer, seconds=None)).token_ids
+    drop(pair, longer)
 
 
 def test_another_tenants_handle_is_not_found(pair: Node, prompts: Prompts) -> None:
