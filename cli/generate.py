@@ -29,14 +29,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--n", type=whole(1, MAX_SAMPLES), metavar="N", help="samples of the one prompt, 1..16 (default 1)"
     )
+    parser.add_argument(
+        "--beams",
+        type=whole(1, MAX_SAMPLES),
+        metavar="N",
+        help="beam search over N hypotheses; --n are printed",
+    )
+    parser.add_argument(
+        "--length-penalty", type=float, metavar="X", help="exponent of the length in a beam's score (default 0)"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the text alone")
     add_generation_options(parser)
     add_connection_options(parser)
     options = parser.parse_args(arguments)
     if options.raw and options.system is not None:
         parser.error("--system is part of a conversation; leave --raw out")
+    if options.length_penalty is not None and options.beams is None:
+        parser.error("--length-penalty belongs to a beam search; name --beams too")
     prompt = check_text("the prompt", _read_standard_input() if options.prompt == "-" else options.prompt)
     request = build_request(options, options.n)
+    if options.beams is not None:
+        request.beam.width = options.beams
+        request.beam.length_penalty = options.length_penalty or 0.0
     if options.raw:
         request.text = prompt
     else:

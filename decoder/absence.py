@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.logs import get_logger
+from decoder.beams import groups_of
 from decoder.cache_api import CacheClient, Replacement, Resumed
 from decoder.commit import Committer
 from decoder.holdings import Holdings
@@ -41,15 +42,18 @@ class Absence:
     def come_back(self, message: Resumed) -> None:
         """The session goes on: old leases get their new ids, and sequences whose lease was not kept wait again."""
         self.is_away = False
+        lost = []
         for sequence in list(self._scheduler.running):
             lease = None if sequence.lease is None else message.leases.get(sequence.lease)
             if lease is None:
                 self._scheduler.requeue(sequence)
+                lost.append(sequence)
             else:
                 sequence.lease = lease
         self._scheduler.credit.come_back()
         self._reporter.come_back(message.leases, message.revision)
         self._committer.keeping.rename(message.leases)
+        self._committer.beams.restart(groups_of(lost))
         replace_blocks(self._scheduler, message.replacements)
         self._log.info("session_resumed", session=message.session, leases=len(message.leases))
 

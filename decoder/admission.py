@@ -86,9 +86,10 @@ class AdmissionQueue:
         """One that was asked for has ended before it was admitted: what was never computed costs nothing."""
         self.shares.refund(sequence.request.tenant, self._paid.pop(sequence.sequence_id, 0))
 
-    def next(self, *, is_idle: bool = False) -> Sequence | None:
+    def next(self, *, is_idle: bool = False, free_places: int = 1) -> Sequence | None:
         """The sequence to acquire blocks for now, if any; ACQUIRING until `answered`. Those that are paused or wait for
-        a prefix are passed by. `is_idle`: nothing runs in this decoder."""
+        a prefix are passed by; one that needs more than `free_places` places is waited for. `is_idle`: nothing runs in
+        this decoder."""
         if self._out_of_turn or len(self.in_flight) >= MAX_ACQUIRES:
             return None
         if self._passer is not None and self._passer in self.in_flight:
@@ -101,8 +102,9 @@ class AdmissionQueue:
             self._refusals = 0
             self._passing = self._behind(chosen)
             chosen = self._passer = self._next_passing()
-        if chosen is not None:
-            self._ask(chosen)
+        if chosen is None or chosen.places > free_places:
+            return None
+        self._ask(chosen)
         return chosen
 
     def _turn(self) -> Sequence | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from common.errors import Internal, TesseraError
 from common.logs import get_logger, where
+from decoder.beams import Beams, Expansions, groups_of
 from decoder.cache_api import Arena, Branch, Fork
 from decoder.drawing import is_stop
 from decoder.keeping import Keeping
@@ -22,7 +23,7 @@ from decoder.requests import ActiveRequest, RequestTable
 from decoder.runner import StepModel, Work
 from decoder.sampler import Drawn
 from decoder.scheduler import Scheduler
-from decoder.sequence import Sequence, SequenceId, SequenceState
+from decoder.sequence import LeaseId, Request, Sequence, SequenceId, SequenceState
 
 
 class Committer:
@@ -34,6 +35,7 @@ class Committer:
         self._requests = requests
         self._reporter = reporter
         self.keeping = Keeping(requests)
+        self.beams = Beams(self, scheduler, requests)
         self._branches: dict[SequenceId, list[Sequence]] = {}
         self._last_id = 0
 
@@ -83,7 +85,12 @@ class Committer:
             sequence.copied = True
             self._requests.of(sequence).cow_copies += 1
 
-    def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]]) -> list[Fork]:
+    def count_generated(self, request: Request, num_tokens: int = 1) -> None:
+        """A request gained so many tokens."""
+        self._reporter.generated_tokens += num_tokens
+        self._scheduler.charge_tokens(request, num_tokens)
+
+    def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]], expansions: Expansions) -> list[Fork]:
         """The step has finished: count what is computed, give the tokens out; the forks that are to be asked for."""
         num_drawn = Counter(sequence.sequence_id for sequence, _, _ in draws)
         for sequence, count in work.parts:
@@ -94,7 +101,7 @@ class Committer:
                 accepted = num_drawn[sequence.sequence_id] - 1
                 sequence.num_computed += 1 + accepted
                 self._count_drafts(sequence, len(drafts), accepted)
-        forks: list[Fork] = []
+        forks = self.beams.commit(expansions)
         trunks: dict[SequenceId, list[tuple[int, Drawn]]] = {}
         for sequence, index, drawn in draws:
             if sequence.state is not SequenceState.RUNNING:
@@ -135,8 +142,7 @@ class Committer:
         token, stopping = drawn.token, active.request.stopping
         if token is None:
             return False
-        self._reporter.generated_tokens += 1
-        self._scheduler.charge_token(active.request)
+        self.count_generated(active.request)
         stops = is_stop(stopping, token, num_generated)
         if not stops and num_generated < stopping.max_tokens:
             self._requests.gain(active, index, token, drawn.logprobs)
@@ -161,7 +167,6 @@ class Committer:
             self.leave(trunk)
             return []
         trunk.sample, first = alive[0][0], alive[0][1]
-        num_prompt = trunk.num_tokens
         if first is not None:
             trunk.append_token(first)
         branches = []
@@ -174,26 +179,31 @@ class Committer:
         kept = self._scheduler.promise_places(len(branches))
         for branch in branches[kept:]:
             self._scheduler.enqueue(branch)
-        lease = trunk.lease
-        if not kept or lease is None:
+        if not kept or trunk.lease is None:
             return []
         for branch in branches[:kept]:
             branch.state = SequenceState.FORKING
-        self._branches[trunk.sequence_id] = branches[:kept]
-        self._reporter.note(trunk)
-        samples = tuple(branch.sample for branch in branches[:kept])
-        return [Fork(trunk.sequence_id, lease, samples, num_prompt)]
+        return [self.fork(trunk, trunk.lease, branches[:kept])]
 
     # ---- branches
 
+    def fork(self, trunk: Sequence, lease: LeaseId, branches: list[Sequence]) -> Fork:
+        """What is to be asked for to make `branches`, whose places are promised, of a trunk that holds `lease`."""
+        self._branches[trunk.sequence_id] = branches
+        self._reporter.note(trunk)
+        return Fork(trunk.sequence_id, lease, tuple(branch.sample for branch in branches), branches[0].shared)
+
     def add_branches(self, trunk: SequenceId, answer: Rows[Branch]) -> list[Sequence]:
-        """A fork was answered: the branches that run now. Without room they wait in the queue as they are."""
+        """A fork was answered: the branches that run now. Without room they wait in the queue as they are, but those
+        of a beam group wait together."""
         branches = self._branches.pop(trunk, [])
         if not answer:
             self._scheduler.drop_promise(len(branches))
-            for branch in branches:
-                if branch.state is SequenceState.FORKING:
+            forking = [branch for branch in branches if branch.state is SequenceState.FORKING]
+            for branch in forking:
+                if branch.group is None:
                     self._scheduler.enqueue(branch)
+            self.beams.restart(groups_of(forking))
             return []
         running = []
         for branch, lease in zip(branches, answer, strict=True):

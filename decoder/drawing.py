@@ -30,12 +30,13 @@ def is_stop(stopping: StoppingParams, token: int, num_generated: int) -> bool:
 
 
 def draw_tokens(work: Work, logits: NDArray[np.float32], requests: RequestTable) -> Draws:
-    """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn).
+    """Draw the next token of every sample whose logits came back: (sequence, sample, what was drawn); members of beam
+    groups draw nothing.
 
     A sequence whose guesses hold comes once more for each of them, in order: what was drawn after it.
     """
     made: Draws = []
-    rows = [(sequence, row, NO_TOKENS) for sequence, row in work.sampled]
+    rows = [(sequence, row, NO_TOKENS) for sequence, row in work.sampled if sequence.group is None]
     while rows:
         made_now = _draw_rows(rows, logits, requests)
         made += made_now

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.errors import Aborted, AlreadyExists, Internal, ResourceExhausted, TesseraError, Unavailable
+from common.errors import (
+    Aborted,
+    AlreadyExists,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    TesseraError,
+    Unavailable,
+)
 from common.logs import get_logger
 from decoder.absence import Absence, replace_blocks
+from decoder.beams import blocks_of_group
 from decoder.cache_api import (
     POOL_FULL,
     AbortAsked,
@@ -171,7 +180,10 @@ class Intake:
             return
         self._arrivals += 1
         num_samples = message.request.sampling.num_samples
-        if message.request.keep_seconds:
+        beam = message.request.beam
+        if beam is not None:
+            self._scheduler.enqueue(self._committer.beams.open(active, beam, self._arrivals))
+        elif message.request.keep_seconds:
             # Each sample that is kept holds a lease of its own to its end; they share by the index.
             for index in range(num_samples):
                 self._scheduler.enqueue(self._committer.new_sequence(active, index, self._arrivals, is_trunk=False))
@@ -188,10 +200,16 @@ class Intake:
         if self.session is None:
             raise Unavailable("the decoder has no cache manager now", reason="NO_CACHE_MANAGER")
         first_growth = 1 if request.stopping.max_tokens > 1 else 0
-        needed = scheduler.blocks_for(len(request.prompt) + first_growth)
+        width = 1 if request.beam is None else request.beam.width
+        if width > scheduler.max_batch:
+            raise InvalidArgument("beam.width", f"is {width}; allowed are 1..{scheduler.max_batch} in this decoder")
+        num_prompt = len(request.prompt)
+        needed = blocks_of_group(
+            scheduler.block_tokens, num_prompt, num_prompt + first_growth, width if first_growth else 1
+        )
         if needed > scheduler.num_blocks:
             raise ResourceExhausted(
-                f"a prompt of {len(request.prompt)} tokens needs {needed} blocks; the pool has {scheduler.num_blocks}",
+                f"a prompt of {num_prompt} tokens needs {needed} blocks; the pool has {scheduler.num_blocks}",
                 subject="blocks", needed=needed, usable=scheduler.num_blocks, reason="EXCEEDS_POOL",
             )  # fmt: skip
         self._check_queue(request)
@@ -222,7 +240,7 @@ class Intake:
                 self._conversations.finish_sample(active, index)
                 continue
             for sequence in list(active.sequences):
-                if not sequence.is_trunk and sequence.sample == index:
+                if not sequence.is_trunk and sequence.group is None and sequence.sample == index:
                     self._committer.leave(sequence)
             if len(active.open_samples) == 1:
                 self._committer.end_request(active)  # the trunk too

@@ -116,7 +116,7 @@ def logprobs(row: FloatRow, token: int, num_top: int) -> Logprobs:
     maximum = float(row.max())
     with np.errstate(over="ignore"):
         total = maximum + float(np.log(np.exp(row - np.float32(maximum)).sum(dtype=np.float64)))
-    top = _largest(row, min(num_top, len(row)))
+    top = largest(row, min(num_top, len(row)))
     return Logprobs(float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in top))
 
 
@@ -139,7 +139,7 @@ def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int | N
     inverse = np.float32(1.0 / min(params.temperature, _HIGHEST_TEMPERATURE))
     kept: IdArray | None = None  # None: the whole vocabulary
     if 0 < params.top_k < len(row):
-        kept = _largest(row, params.top_k)
+        kept = largest(row, params.top_k)
     values = row if kept is None else row[kept]
     with np.errstate(over="ignore"):
         weights = np.exp((values - row[best]) * inverse)
@@ -166,8 +166,8 @@ def _adjust(raw: FloatRow, draw: Draw) -> FloatRow:
     return row
 
 
-def _largest(values: FloatRow, count: int) -> IdArray:
-    # Indices of the `count` largest, best first; of equals the smaller index, as a full stable sort would give.
+def largest(values: FloatRow, count: int) -> IdArray:
+    """Indices of the `count` largest, best first; of equals the smaller index, as a full stable sort would give."""
     if count == 0:
         return np.empty(0, np.int64)
     bound = np.partition(values, len(values) - count)[len(values) - count]

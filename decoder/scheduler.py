@@ -99,7 +99,7 @@ class Scheduler:
         """The sequence to acquire blocks for now, if any: while the next step has prefill tokens to spare."""
         if self.free_places < 1 or self._hold or not self._has_prefill_room():
             return None
-        return self.queue.next(is_idle=not self.running and not self.forking)
+        return self.queue.next(is_idle=not self.running and not self.forking, free_places=self.free_places)
 
     def admit(
         self, sequence: Sequence, lease: LeaseId, blocks: IntArray, cached_tokens: int, copy: CopyPlan | None
@@ -124,7 +124,8 @@ class Scheduler:
     @property
     def free_places(self) -> int:
         """Sequences that may be added to the batch."""
-        return self.max_batch - len(self.running) - self.forking - len(self.queue.in_flight)
+        taken = sum(sequence.places for sequence in (*self.running, *self.queue.in_flight))
+        return self.max_batch - taken - self.forking
 
     def _has_prefill_room(self) -> bool:
         # A prompt that is admitted before it can be computed holds blocks for nothing, and cannot read what the
@@ -137,9 +138,9 @@ class Scheduler:
         backlog = min(remaining[0], 2 * part) + sum(min(tokens, part) for tokens in remaining[1:])
         return backlog < self.chunk_tokens
 
-    def charge_token(self, request: Request) -> None:
-        """A token of an answer was computed."""
-        self.queue.shares.charge(request.tenant, 1, request.tenant_weight)
+    def charge_tokens(self, request: Request, count: int) -> None:
+        """So many tokens of an answer were computed."""
+        self.queue.shares.charge(request.tenant, count, request.tenant_weight)
 
     # ---- branches
 
@@ -150,9 +151,9 @@ class Scheduler:
         return kept
 
     def add_branch(self, branch: Sequence, lease: LeaseId, blocks: IntArray, copy: CopyPlan | None) -> None:
-        """A promised place is taken by a branch; what it shares with its trunk is the prompt, all computed."""
+        """A promised place is taken by a branch; what it shares with its trunk is all computed."""
         self.forking -= 1
-        branch.hold(lease, blocks, branch.num_prompt, branch.num_prompt, copy)
+        branch.hold(lease, blocks, branch.shared, branch.shared, copy)
         insort(self.running, branch, key=rank_of)
 
     def drop_promise(self, count: int) -> None:
@@ -191,13 +192,18 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step: decodes first, then prefill chunks, and whom to preempt where blocks lack."""
         plan = Plan()
+        prefills: list[Sequence] = []
         self._hold = max(0, self._hold - 1)
         for sequence in list(self.running):
             if sequence.state is not SequenceState.RUNNING or sequence.paused:
                 continue
-            if not _prefills(sequence) and self._cover(sequence, plan):
+            if not sequence.remaining or not self._cover(sequence, plan):
+                continue  # without anything to compute it waits for the others of its beam group
+            if _prefills(sequence):
+                prefills.append(sequence)
+            else:
                 plan.decodes.append(sequence)
-        prefills = [sequence for sequence in self.running if not sequence.paused and _prefills(sequence)]
+        prefills = [sequence for sequence in prefills if sequence.state is SequenceState.RUNNING]
         budget = self.mixed_chunk_tokens if plan.decodes else self.chunk_tokens
         plan.chunks = limit_scored(share_chunks(prefills, max(1, budget - len(plan.decodes))))
         if self.queue.is_blocked and not plan.preempted:
@@ -228,12 +234,13 @@ class Scheduler:
         while sequence.num_blocks * self.block_tokens < sequence.num_tokens + count:
             block = self.credit.take()
             if block is None:
-                return sequence.num_blocks * self.block_tokens - sequence.num_tokens
+                count = sequence.num_blocks * self.block_tokens - sequence.num_tokens
+                break
             sequence.append_block(block)
         return count
 
     def _cover(self, sequence: Sequence, plan: Plan) -> bool:
-        # Makes the table reach the token to compute; where that fails, decides who gives way.
+        # Makes the table reach what is to be computed; where that fails, decides who gives way.
         needed = self.blocks_for(sequence.num_tokens)
         if needed > self.num_blocks:
             plan.outgrown.append((sequence, needed))
@@ -253,11 +260,15 @@ class Scheduler:
         return paused[-1] if paused else self.running[-1]
 
     def _preempt(self, victim: Sequence, plan: Plan) -> None:
-        self.running.remove(victim)
-        self.enqueue(victim)
+        # The members of a beam group give way together.
+        group = victim.group
+        members = [victim] if group is None else [sequence for sequence in self.running if sequence.group is group]
+        for member in members:
+            self.running.remove(member)
+            self.enqueue(member)
         self.room_changed()
         self._hold = HOLD_STEPS
-        plan.preempted.append(victim)
+        plan.preempted += members
 
     def _evict_paused(self, plan: Plan) -> None:
         # A reader that stopped must not keep the head of the queue out.

@@ -75,6 +75,14 @@ class SpeculationParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """A search of `width` (>= 1) hypotheses; a score is a sum of log-probabilities / length ** `length_penalty`."""
+
+    width: int
+    length_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ScopePrefix:
     """The first `num_tokens` tokens of a prompt lie in the scope of `group`, or, where that is empty, in the public
     one; there 0 is the longest approved prefix."""
@@ -115,6 +123,7 @@ class Request:
     session_tokens: int = 0
     keep_seconds: float = 0.0
     speculation: SpeculationParams | None = None
+    beam: BeamParams | None = None
     tenant: str = ""
     tenant_weight: float = 1.0
 
@@ -146,9 +155,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing",
-        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties", "rank",
-        "reported_sealed", "reported_tokens", "request", "sample", "scores", "sequence_id", "state", "taken",
+        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing", "group",
+        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties",
+        "places", "rank", "reported_sealed", "reported_tokens", "request", "sample", "scores", "sequence_id",
+        "shared", "state", "taken",
     )  # fmt: skip
 
     def __init__(self, sequence_id: SequenceId, request: Request, sample: int, arrival: int, *, is_trunk: bool) -> None:
@@ -170,6 +180,9 @@ class Sequence:
         self.penalties: object | None = None
         self.pace: DraftPace | None = None
         self.scores: PromptScores | None = None  # the request's, where the prompt's tokens are to be scored
+        self.group: object | None = None  # the beam group that it is a member of
+        self.places = 1  # in the batch that it takes, those of branches to come included
+        self.shared = self.num_tokens  # tokens that a branch shares with what it is forked from
         self._forget_lease()
 
     def _forget_lease(self) -> None:
@@ -218,6 +231,14 @@ class Sequence:
         self.num_tokens = len(request.prompt)
         self._tokens = np.empty(self.num_tokens + 64, np.int32)
         self._tokens[: self.num_tokens] = request.prompt
+
+    def begin_as(self, parent: Sequence) -> None:
+        """Become a branch of `parent`, all of whose tokens are computed; its lease is on its way."""
+        self.shared = self.num_tokens = parent.num_tokens
+        self._tokens = np.empty(self.num_tokens + 64, np.int32)
+        self._tokens[: self.num_tokens] = parent.tokens
+        self.admitted = True
+        self.state = SequenceState.FORKING
 
     def append_token(self, token: int) -> None:
         """Add one sampled token."""

@@ -57,17 +57,14 @@ def lookup(tokens: IntArray, count: int) -> IntArray:
 class Speculator:
     """Fills in the guesses of a plan."""
 
-    def __init__(
-        self, scheduler: Scheduler, chunk_tokens: int, drafters: Mapping[SpeculationMode, Drafter] | None = None
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, drafters: Mapping[SpeculationMode, Drafter] | None = None) -> None:
         self._scheduler = scheduler
-        self._chunk_tokens = chunk_tokens
         self._drafters: dict[SpeculationMode, Drafter] = {SpeculationMode.PROMPT_LOOKUP: PromptLookup()}
         self._drafters.update(drafters or {})
 
     def draft(self, plan: Plan) -> None:
         """Guess for the decodes of `plan`, within the tokens that it leaves of a step."""
-        spare = self._chunk_tokens - len(plan.decodes) - sum(count for _, count in plan.chunks)
+        spare = self._scheduler.mixed_chunk_tokens - len(plan.decodes) - sum(count for _, count in plan.chunks)
         wanted: dict[SpeculationMode, list[tuple[Sequence, int]]] = {}
         for sequence in plan.decodes:
             speculation = sequence.request.speculation

@@ -17,6 +17,7 @@ from typing import Final
 from common.errors import Internal, ResourceExhausted
 from common.logs import get_logger, where
 from common.tokens import pack_tokens
+from decoder.beams import groups_of
 from decoder.cache_api import Acquire, CacheClient, Event
 from decoder.commit import Committer
 from decoder.drawing import draw_tokens
@@ -85,7 +86,7 @@ class StepLoop:
             wait_seconds=options.wait_seconds,
         )
         self.requests = RequestTable(options.window_tokens)
-        self._speculator = Speculator(self._scheduler, options.chunk_tokens, drafters)
+        self._speculator = Speculator(self._scheduler, drafters)
         self._reporter = Reporter(model.layout.block_tokens)
         self._committer = Committer(model, self._scheduler, self.requests, self._reporter)
         self.intake = Intake(
@@ -170,6 +171,7 @@ class StepLoop:
             self._reporter.release(sequence)
             self._reporter.preemptions += 1
             self._log.debug("sequence_preempted", request_id=sequence.request.request_id, sample=sequence.sample)
+        self._committer.beams.restart(groups_of(plan.preempted))
         for sequence, needed in plan.outgrown:
             usable = self._scheduler.num_blocks
             error = ResourceExhausted(
@@ -245,13 +247,14 @@ class StepLoop:
             logits = self._model.forward(work.batch, arena)
             score_prompts(work.scored, logits)
             draws = draw_tokens(work, logits, self.requests)
+            expansions = self._committer.beams.expand(work, logits)
         except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
             self._step_failed(sequences, error)
             return
         self.failed_steps = 0
         if self._is_fenced:
             return  # nothing is committed; if the lease turns out to be alive, the same is computed again
-        forks = self._committer.commit(work, draws)
+        forks = self._committer.commit(work, draws, expansions)
         if forks and self.intake.absence.is_away:
             self._committer.recall_forks()
         elif forks:

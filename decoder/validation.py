@@ -14,6 +14,7 @@ from common.labels import check_label
 from common.tokens import unpack_tokens
 from decoder.prompt_logprobs import MAX_ENTRIES
 from decoder.sequence import (
+    BeamParams,
     IntArray,
     Request,
     RequestNumber,
@@ -32,6 +33,8 @@ MAX_STOP_IDS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_DRAFT_TOKENS: Final = 16
+MAX_BEAMS: Final = 16
+MAX_LENGTH_PENALTY: Final = 10
 DRAFT_TOKENS: Final = 8
 MAX_ID_CHARACTERS: Final = 128
 MAX_GRANT_BYTES: Final = 4096
@@ -67,7 +70,6 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
     _check_session(submit)
     _whole("priority", submit.priority, -100, 100)
     check_label(submit.request_label)
-    _check_later_versions(submit)
     num_prompt_logprobs = _prompt_logprobs(submit, len(prompt))
     no_cache = not model.prefix_cache
     num_logprobs = None
@@ -93,6 +95,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
         speculation=_speculation(submit.speculation, model),
+        beam=_beam(submit, model),
         tenant=submit.tenant,
         tenant_weight=_weight(submit),
     )
@@ -144,13 +147,35 @@ def _check_session(submit: decode_pb2.Submit) -> None:
         raise InvalidArgument("keep_seconds", "allowed is a finite number >= 0")
 
 
-def _check_later_versions(submit: decode_pb2.Submit) -> None:
-    later = {
-        "beam": submit.HasField("beam"),
+def _beam(submit: decode_pb2.Submit, model: ServedModel) -> BeamParams | None:
+    if not submit.beam.width:
+        return None
+    width = _whole("beam.width", submit.beam.width, 1, MAX_BEAMS)
+    never = set(submit.stopping.stop_token_ids) | set(submit.sampling.bad_token_ids) | model.eos_ids
+    if model.vocab_size - len(never) < width:
+        raise InvalidArgument("beam.width", f"is {width}; allowed is at most the number of tokens that go on")
+    if not -MAX_LENGTH_PENALTY <= submit.beam.length_penalty <= MAX_LENGTH_PENALTY:
+        raise InvalidArgument("beam.length_penalty", f"allowed are -{MAX_LENGTH_PENALTY}..{MAX_LENGTH_PENALTY}")
+    sampling = submit.sampling
+    if sampling.n > width:
+        raise InvalidArgument("sampling.n", f"is {sampling.n}; allowed are 1..{width}, the width of the beam")
+    others = {
+        "sampling.temperature": sampling.temperature > 0,
+        "sampling.top_p": sampling.HasField("top_p") and sampling.top_p < 1,
+        "sampling.top_k": sampling.top_k > 0,
+        "sampling.min_p": sampling.min_p > 0,
+        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
+        "sampling.presence_penalty": sampling.presence_penalty != 0,
+        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
+        "sampling.logit_bias": bool(sampling.logit_bias),
+        "speculation.mode": submit.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
+        "session_handle": bool(submit.session_handle),
+        "keep_seconds": submit.keep_seconds > 0,
     }
-    for field, is_set in later.items():
+    for field, is_set in others.items():
         if is_set:
-            raise Unimplemented(f"{field}: this build does not serve it", metadata={"field": field})
+            raise InvalidArgument(field, "allowed is none with a beam search")
+    return BeamParams(width, submit.beam.length_penalty)
 
 
 def _speculation(speculation: inference_pb2.Speculation, model: ServedModel) -> SpeculationParams | None:

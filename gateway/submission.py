@@ -43,6 +43,8 @@ def build_submission(
         tenant=caller.tenant,
         tenant_weight=caller.weight,
     )
+    if request.HasField("beam"):
+        submit.beam.CopyFrom(request.beam)
     if request.HasField("speculation"):
         submit.speculation.CopyFrom(request.speculation)
     submit.DiscardUnknownFields()

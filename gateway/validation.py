@@ -25,6 +25,8 @@ MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_PROMPT_ENTRIES: Final = 131_072
 MAX_DRAFT_TOKENS: Final = 16
+MAX_BEAMS: Final = 16
+MAX_LENGTH_PENALTY: Final = 10
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 MAX_SCOPE_NAME: Final = 64
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
@@ -60,6 +62,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     _check_speculation(request.speculation)
     num_samples = _check_sampling(request.sampling, limits)
     _check_stopping(request.stopping, limits)
+    _check_beam(request, num_samples)
     wants_logprobs = request.output.HasField("logprobs")
     if wants_logprobs:
         _whole("output.logprobs", request.output.logprobs, 0, MAX_LOGPROBS)
@@ -139,7 +142,6 @@ def _check_scope(request: inference_pb2.GenerateRequest) -> None:
 def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
     cache = request.cache
     later = {
-        "beam": request.HasField("beam"),
         "adapter": bool(request.adapter),
     }
     for field, is_set in later.items():
@@ -149,6 +151,33 @@ def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
         _whole("cache.priority", cache.priority, 0, 100)
     if cache.HasField("ttl_seconds") and not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
         raise InvalidArgument("cache.ttl_seconds", "allowed is a number > 0 and at most 100 years")
+
+
+def _check_beam(request: inference_pb2.GenerateRequest, num_samples: int) -> None:
+    beam, sampling = request.beam, request.sampling
+    _whole("beam.width", beam.width, 0, MAX_BEAMS)
+    if not -MAX_LENGTH_PENALTY <= beam.length_penalty <= MAX_LENGTH_PENALTY:
+        raise InvalidArgument("beam.length_penalty", f"allowed are -{MAX_LENGTH_PENALTY}..{MAX_LENGTH_PENALTY}")
+    if not beam.width:
+        return
+    if num_samples > beam.width:
+        raise InvalidArgument("sampling.n", f"is {num_samples}; allowed are 1..{beam.width}, the width of the beam")
+    others = {
+        "sampling.temperature": sampling.temperature > 0,
+        "sampling.top_p": sampling.HasField("top_p") and sampling.top_p < 1,
+        "sampling.top_k": sampling.top_k > 0,
+        "sampling.min_p": sampling.min_p > 0,
+        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
+        "sampling.presence_penalty": sampling.presence_penalty != 0,
+        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
+        "sampling.logit_bias": bool(sampling.logit_bias),
+        "stopping.stop": bool(request.stopping.stop),
+        "speculation.mode": request.speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED,
+        "session": request.HasField("session"),
+    }
+    for field, is_set in others.items():
+        if is_set:
+            raise InvalidArgument(field, "allowed is none with a beam search")
 
 
 def _check_speculation(speculation: inference_pb2.Speculation) -> None:

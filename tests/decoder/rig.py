@@ -24,7 +24,7 @@ from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
 from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded, Started, StepResult
-from decoder.sequence import Request, RequestNumber, SamplingParams, SpeculationParams, StoppingParams
+from decoder.sequence import BeamParams, Request, RequestNumber, SamplingParams, SpeculationParams, StoppingParams
 
 BLOCK_TOKENS = 4
 VOCAB = 97
@@ -256,6 +256,7 @@ def request(
     no_read: bool = False,
     no_store: bool = False,
     speculation: SpeculationParams | None = None,
+    beam: BeamParams | None = None,
     **sampling: Any,
 ) -> Request:
     """A request; greedy unless said."""
@@ -271,6 +272,7 @@ def request(
         no_store=no_store,
         priority=priority,
         speculation=speculation,
+        beam=beam,
     )
 
 
@@ -305,6 +307,13 @@ def greedy_oracle(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def recall_logits(tokens: Sequence[int]) -> np.ndarray:
+    """RecallModel's logits after `tokens`, float32 [VOCAB]."""
+    total = sum((token + 1) * (7919 * (place + 1) + 13) % _PRIME for place, token in enumerate(tokens)) % _PRIME
+    scores = [(total * 48_271 + token * 69_621 * (total + 11)) % _PRIME % 10_007 for token in range(VOCAB)]
+    return np.array(scores, np.float32) / np.float32(1500)
+
+
 def wait_until(probe: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
     """The first true answer of `probe`, polled; for tests with threads and sockets."""
     deadline = time.monotonic() + seconds
@@ -326,6 +335,7 @@ __all__ = [
     "RecordingSink",
     "greedy_oracle",
     "prompt_of",
+    "recall_logits",
     "request",
     "solo",
     "wait_until",

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import InvalidArgument, Unimplemented
 from common.tokens import pack_tokens
-from decoder.sequence import Request, ScopePrefix, SpeculationMode, SpeculationParams
+from decoder.sequence import BeamParams, Request, ScopePrefix, SpeculationMode, SpeculationParams
 from decoder.validation import ServedModel, request_of
 from tessera.common.v1 import common_pb2
 from tessera.decode.v1 import decode_pb2
@@ -93,6 +93,7 @@ def test_a_decoder_without_prefix_cache_reads_and_stores_nothing() -> None:
         ("output.logprobs", [-1, 21]),
         ("speculation.draft_tokens", [0, -1, 17, 2**62]),
         ("speculation.mode", [3, 99]),
+        ("beam.width", [-1, 17, 2**62]),
         ("priority", [-101, 101]),
         ("request_id", ["", "x" * 129, "a\nb"]),
         ("grant", [b"", b"x" * 5000]),
@@ -160,6 +161,22 @@ def test_a_scope_outside_its_comment_is_refused_by_its_path(fields: dict[str, An
     with pytest.raises(InvalidArgument, match="allowed") as caught:
         accept(**fields)
     assert caught.value.field == path
+
+
+def test_a_beam_search_arrives_and_what_does_not_go_with_it_is_refused() -> None:
+    """Width and penalty as they are, 0 is off; what would sample, change logits or keep is refused by its name."""
+    assert accept(beam__width=4, beam__length_penalty=0.5, sampling__n=3).beam == BeamParams(4, 0.5)
+    assert accept(beam__width=0).beam is None
+    refused: dict[str, Any] = {
+        "sampling__n": 5, "sampling__temperature": 0.5, "sampling__top_p": 0.5, "sampling__top_k": 3,
+        "sampling__min_p": 0.5, "sampling__repetition_penalty": 2.0, "sampling__presence_penalty": 1.0,
+        "sampling__frequency_penalty": 1.0, "sampling__logit_bias": {1: 1.0}, "speculation__mode": 1,
+        "keep_seconds": 1.0, "beam__length_penalty": math.nan,
+    }  # fmt: skip
+    for path, value in refused.items():
+        with pytest.raises(InvalidArgument, match="allowed") as caught:
+            accept(**{"beam__width": 4, path: value})
+        assert caught.value.field == path.replace("__", ".")
 
 
 def test_a_draft_model_is_used_where_there_is_one() -> None:

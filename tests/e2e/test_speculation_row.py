@@ -51,3 +51,21 @@ def test_row_12_guesses_change_no_reply_and_are_never_indexed(node: Node, solo: 
         result = node.generate(again)
         assert result.cached_tokens >= len(request.token_ids.ids) + len(answer) - 1 - B
         solo.check(again, result)
+
+
+def test_row_07_beams_never_touch_one_another(node: Node, solo: Solo, prompts: Prompts) -> None:
+    """Two searches of four beams and a plain request together: each as alone; tails were copied where beams part."""
+    node.fresh()
+    shared = prompts.tokens(2 * B + 3)
+    requests = []
+    for penalty in (0.0, 1.0):
+        request = make_request(shared, new=12, n=3, ignore_eos=False)
+        request.beam.width, request.beam.length_penalty = 4, penalty
+        requests.append(request)
+    requests.append(make_request([*shared, *prompts.tokens(5)], new=20))
+    results = node.together(requests)
+    for request, result in zip(requests, results, strict=True):
+        solo.check(request, result)
+    assert len({tuple(sample.token_ids) for sample in results[0].samples.values()}) == 3
+    assert all(result.usage.cow_copies >= 3 for result in results[:2])
+    node.quiet()

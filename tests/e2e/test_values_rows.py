@@ -182,13 +182,11 @@ def test_row_40_prompt_logprobs_are_of_this_computation(node: Node, solo: Solo, 
     assert node.generate(make_request(first, new=2)).cached_tokens == B, "positive control: it was there to be hit"
 
 
-@pytest.mark.parametrize("field", ["beam", "adapter"])
+@pytest.mark.parametrize("field", ["adapter"])
 def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, prompts: Prompts, field: str) -> None:
     """A field that this build does not serve is UNIMPLEMENTED with its name, never ignored."""
     request = make_request(prompts.tokens(8), new=2)
     match field:
-        case "beam":
-            request.beam.width = 4
         case "adapter":
             request.adapter = "sql"
     with pytest.raises(grpc.RpcError) as caught:

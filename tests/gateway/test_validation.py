@@ -40,6 +40,14 @@ def session(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", session=pb.Session(**fields))
 
 
+def beam(
+    request: pb.GenerateRequest | None = None, *, width: int = 4, length_penalty: float = 0.0, **fields: Any
+) -> pb.GenerateRequest:
+    made = pb.GenerateRequest(beam=pb.Beam(width=width, length_penalty=length_penalty), **fields)
+    made.MergeFrom(request or pb.GenerateRequest(text="x"))
+    return made
+
+
 def speculation(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", speculation=pb.Speculation(mode="SPECULATION_MODE_PROMPT_LOOKUP", **fields))
 
@@ -105,10 +113,23 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: sampling(bad_token_ids=[2**40]), "sampling.bad_token_ids[0]"),
     (lambda: sampling(bad_token_ids=[5] * 1025), "sampling.bad_token_ids"),
     (lambda: pb.GenerateRequest(speculation=pb.Speculation(mode=7)), "speculation.mode"),  # type: ignore[arg-type]
+    *((lambda v=v: beam(width=v), "beam.width") for v in (-1, 17, 2**62)),
+    *((lambda v=v: beam(length_penalty=v), "beam.length_penalty") for v in (-10.1, 11.0, math.nan, math.inf)),
+    (lambda: beam(pb.GenerateRequest(sampling=pb.Sampling(n=5))), "sampling.n"),
+    (lambda: beam(sampling(temperature=0.1)), "sampling.temperature"),
+    (lambda: beam(sampling(top_p=0.9)), "sampling.top_p"),
+    (lambda: beam(sampling(top_k=1)), "sampling.top_k"),
+    (lambda: beam(sampling(min_p=0.1)), "sampling.min_p"),
+    (lambda: beam(sampling(repetition_penalty=1.1)), "sampling.repetition_penalty"),
+    (lambda: beam(sampling(presence_penalty=-1)), "sampling.presence_penalty"),
+    (lambda: beam(sampling(frequency_penalty=1)), "sampling.frequency_penalty"),
+    (lambda: beam(sampling(logit_bias={1: 1.0})), "sampling.logit_bias"),
+    (lambda: beam(stopping(stop=["x"])), "stopping.stop"),
+    (lambda: beam(speculation()), "speculation.mode"),
+    (lambda: beam(session(keep_seconds=1)), "session"),
     *((lambda v=v: speculation(draft_tokens=v), "speculation.draft_tokens") for v in (0, -1, 17, 2**63 - 1)),
 ]
 LATER: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
-    (lambda: pb.GenerateRequest(beam=pb.Beam(width=4)), "beam"),
     (lambda: pb.GenerateRequest(adapter="a"), "adapter"),
 ]
 ACCEPTED: list[pb.GenerateRequest] = [
@@ -127,6 +148,11 @@ ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(speculation=pb.Speculation()),
     pb.GenerateRequest(speculation=pb.Speculation(mode="SPECULATION_MODE_DRAFT_MODEL")),
     *(speculation(draft_tokens=v) for v in (1, 16)),
+    *(beam(width=v) for v in (0, 1, 16)),
+    *(beam(length_penalty=v) for v in (-10, 10)),
+    beam(sampling(n=4, temperature=0, top_p=1, repetition_penalty=1, seed=3)),
+    beam(stopping(min_tokens=2, stop_token_ids=[1]), output=pb.Output(logprobs=1)),
+    beam(sampling(temperature=1), width=0),
     cache(scope=common_pb2.SCOPE_PUBLIC, public_tokens=2**40),
     cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 64),
     session(),
