@@ -1,6 +1,6 @@
 """How fast is a model step? Prints the machine's limits and, beside them, prefill and decode times on this CPU.
 
-    python -m bench.kernels MODEL [--dtype bfloat16|float32] [--kv-dtype float32] [--threads 1 2]
+    python -m bench.kernels MODEL [--dtype bfloat16|float32] [--kv-dtype float16|...] [--threads 1 2]
 
 Everything is a median in one process: wall time, and CPU time of all threads, which says more where other processes
 take the cores. The limit of a decode step is (weights + keys and values read) divided by the copy bandwidth, that of a
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.layout import KvDtype
+from common.config import KV_DTYPES
+from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
 from decoder.models.llama import CausalLM
 from decoder.weights import load_model
@@ -145,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--kv-dtype", default=None, choices=("float32", "bfloat16"), help="default: as --dtype")
+    parser.add_argument("--kv-dtype", default=None, choices=KV_DTYPES, help="default: float16, or float32")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     for threads in arguments.threads:
@@ -156,8 +157,7 @@ def main() -> None:
         start = time.perf_counter()
         model = load_model(arguments.model, arguments.dtype, BLOCK_TOKENS, arguments.kv_dtype, threads)
         loaded = time.perf_counter()
-        kind = np.uint16 if model.layout.dtype is KvDtype.BFLOAT16 else np.float32
-        arena = np.zeros((32 * 64 + 1, *model.layout.block_shape), kind)
+        arena = private_arena(model.layout, 32 * 64)
         model.warm_up(arena)
         print(f"  load {loaded - start:.1f} s, warm-up {time.perf_counter() - loaded:.1f} s")
         measure(model, arena, copy, rate)

@@ -18,7 +18,7 @@ from bench.setting import BLOCK_TOKENS, Setting
 from cachemgr.manager import CacheManager
 from cli.errors import CommandError
 from common.errors import TesseraError
-from common.layout import KvDtype
+from decoder.arena_view import private_arena
 from decoder.engine import Engine, EngineOptions
 from decoder.inprocess import InProcessClient
 from decoder.outputs import StepResult
@@ -115,8 +115,7 @@ class LocalEngine:
         self.model = load_model(setting.model, dtype, BLOCK_TOKENS, threads=setting.threads)  # type: ignore[arg-type,unused-ignore]
         layout = self.model.layout
         num_blocks = max(2, pool_bytes // layout.block_bytes)
-        kind = np.float32 if layout.dtype is KvDtype.FLOAT32 else np.uint16
-        self.arena = np.zeros((num_blocks + 1, *layout.block_shape), kind)
+        self.arena = private_arena(layout, num_blocks)
         self.model.warm_up(self.arena)
         self.manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=1)
         session = self.manager.attach(decoder_name="bench", process_id=1, now_ns=time.monotonic_ns())

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.table import Cell, Report
 from cli.node import find_model
 from common.config import DTYPES
-from common.layout import KvDtype, KvLayout
+from common.layout import KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig
 from decoder.weights.source import open_source
 
@@ -94,7 +94,9 @@ def positive_list(text: str) -> list[int]:
 def model_shape(setting: Setting) -> tuple[ModelConfig, KvLayout]:
     """Sizes of the model and of its keys and values; reads the file's head, not its weights."""
     config = open_source(setting.model).config
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS, KvDtype(setting.dtype))
+    layout = KvLayout(
+        config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS, default_kv_dtype(setting.dtype)
+    )
     return config, layout
 
 

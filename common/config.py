@@ -21,6 +21,7 @@ from common.logs import LEVELS
 from common.paths import default_state_dir
 
 DTYPES = ("float32", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3
@@ -180,7 +181,9 @@ _OPTIONS = (
     _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),
     _Option("arena_handles", _choice("fd", "ipc"), "how GPU memory is shared: fd (default), or the older ipc", "KIND"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
-    _Option("kv_dtype", _choice(*DTYPES), "stored keys and values (default: as --dtype); see README", "DTYPE"),
+    _Option(
+        "kv_dtype", _choice(*KV_DTYPES), "stored keys and values (default float16; float32 beside float32)", "DTYPE"
+    ),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),
     _Option("mixed_chunk_tokens", _whole(16, 65_536), "tokens of a step with decodes (default: half of those)", "N"),
     _Option("max_batch", _whole(1, 1024), "sequences that run at once (default 32)", "N"),
@@ -254,9 +257,6 @@ def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> O
         raise ValueError("--pool-blocks and --pool-bytes exclude each other")
     if (values.get("tls_cert") is None) != (values.get("tls_key") is None):
         raise ValueError("--tls-cert and --tls-key go together")
-    kv_dtype, dtype = values.get("kv_dtype"), values.get("dtype", DEFAULT_DTYPE)
-    if kv_dtype not in (None, dtype, "float32"):
-        raise ValueError(f"--kv-dtype: {kv_dtype} with --dtype {dtype} is not served; allowed is float32")
     if values.get("decoder_index", 0) >= values.get("decoders", 1) and values.get("decoders") is not None:
         raise ValueError(f"--decoder-index {values['decoder_index']} is outside 0..{values['decoders'] - 1}")
     values["faults"] = parse_faults(_fault_specs(namespace, environ), enabled=_faults_enabled(namespace, environ))

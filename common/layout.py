@@ -35,6 +35,11 @@ class KvDtype(StrEnum):
         return 4 if self is KvDtype.FLOAT32 else 2
 
 
+def default_kv_dtype(weights: str) -> KvDtype:
+    """Type of keys and values that suits weights of type `weights`: as exact as they deserve, in no more bytes."""
+    return KvDtype.FLOAT32 if weights == "float32" else KvDtype.FLOAT16
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """Geometry of one arena. Raises ValueError, naming the field, on a size no kernel can serve."""
@@ -66,6 +71,11 @@ class KvLayout:
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """Shape of one block: [layer, k|v, kv_head, token, head_dim]."""
         return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
+
+    @property
+    def array_type(self) -> str:
+        """Name of the numpy type of an arena; bits of 2-byte types, which numpy has not all."""
+        return "float32" if self.dtype is KvDtype.FLOAT32 else "uint16"
 
     @property
     def token_bytes(self) -> int:

@@ -20,7 +20,7 @@ from common.arena_frames import ArenaInfo, ArenaKind
 from common.arena_wire import confirm_written, fetch_arena, return_arena
 from common.cuda_driver import CudaError, Gpu
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
-from common.layout import NONCE_BYTES, KvDtype, KvLayout
+from common.layout import NONCE_BYTES, KvLayout
 from decoder.cache_api import Arena
 from decoder.cuda_arena import Wrap, arena_tensor, check_device, map_cuda, wrap_tensor
 from decoder.cuda_mapping import CudaMapping
@@ -91,8 +91,7 @@ def _mapped(fd: int, info: ArenaInfo, layout: KvLayout, num_blocks: int) -> Aren
         raise FailedPrecondition("the arena cannot be mapped", reason="ARENA_MAP") from error
     if not hmac.compare_digest(memory[:NONCE_BYTES], info.nonce):
         raise FailedPrecondition("the mapped memory is not the daemon's arena: its nonce differs", reason="ARENA_NONCE")
-    kind: Any = np.float32 if layout.dtype is KvDtype.FLOAT32 else np.uint16
-    return np.frombuffer(memory, kind).reshape(num_blocks + 1, *layout.block_shape)
+    return np.frombuffer(memory, layout.array_type).reshape(num_blocks + 1, *layout.block_shape)
 
 
 def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
@@ -104,3 +103,8 @@ def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
             f"expected are {num_blocks} of {layout.block_bytes}",
             reason="ARENA_SIZE",
         )
+
+
+def private_arena(layout: KvLayout, num_blocks: int) -> Arena:
+    """An arena of zeros in this process's own memory, with the null block on top of `num_blocks`."""
+    return np.zeros((num_blocks + 1, *layout.block_shape), layout.array_type)

@@ -16,19 +16,17 @@ import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from common.config import Options
 from common.credentials import read_secret
 from common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from common.interceptors import BearerInterceptor, ErrorInterceptor
 from common.kept_sockets import watch_sockets
-from common.layout import KvDtype
 from common.logs import get_logger
 from common.paths import StatePaths
 from common.rpc import Health, add_health_and_reflection, bind_kept, make_server, unix_target
 from common.serving import settle_heap
 from common.socket_files import take_lock
+from decoder.arena_view import private_arena
 from decoder.cache_client import GrpcCacheClient
 from decoder.cache_key import cache_key, tokenizer_digest
 from decoder.draft_model import DraftModel, load_draft
@@ -230,9 +228,7 @@ def _load(path: Path, device: ComputeDevice, options: Options) -> tuple[Any, Dra
         progress,
         options.max_context or 0,
     )
-    shape = (2, *model.layout.block_shape)
-    is_float32 = model.layout.dtype is KvDtype.FLOAT32
-    model.warm_up(np.zeros(shape, np.float32) if is_float32 else np.zeros(shape, np.uint16))
+    model.warm_up(private_arena(model.layout, 1))
     log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))
     draft = None if options.draft_model is None else load_draft(options, model, dtype, progress)
     return model, draft, tokenizer_digest(path)

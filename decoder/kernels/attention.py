@@ -26,10 +26,11 @@ from decoder.kernels.attention_in_place import (
 )
 from decoder.kernels.attention_products import (
     copy_rows,
+    held_bytes,
     pack_queries,
     pack_values,
-    row_expansion,
     scores,
+    value_rows,
     weighted_values,
     weights_bytes,
 )
@@ -40,7 +41,6 @@ from decoder.kernels.frame import (
     AT_LIMITS,
     AT_OUTPUT,
     AT_QUERIES,
-    AT_ROWS,
     AT_SCORES,
     AT_STATE,
     AT_STATISTICS,
@@ -83,7 +83,7 @@ from decoder.kernels.frame import (
     TASKS,
     VALUE_OFFSET,
 )
-from decoder.kernels.rows import kv_bytes, store_input
+from decoder.kernels.rows import query_bytes, store_input
 from decoder.kernels.sets import tile_attention
 
 _AHEAD: Final = 32  # keys asked for before they are used
@@ -119,13 +119,14 @@ def _gather_span(
     Values up to the next multiple of 32 are zero; keys there are whatever the scratch memory held.
     """
     head_dim, row_bytes, tokens = frame[HEAD_DIM], frame[ROW_BYTES], frame[BLOCK_TOKENS]
-    held = row_bytes * row_expansion(kernels)
-    keys, rows = scratch + frame[AT_KEYS], scratch + frame[AT_ROWS]
+    held = head_dim * held_bytes(kernels)
+    keys = scratch + frame[AT_KEYS]
     run = min(16, tokens)
     # Rows of one head lie in short runs, too short for the hardware to foresee the next one.
     for first in range(0, _AHEAD, 16):
         _prefetch_rows(frame, plane, sequence, start + first, end)
     for first in range(0, count, 32):
+        rows = value_rows(kernels, frame, scratch, first)
         for part in range(first, first + 32, 16):
             ahead = start + part + _AHEAD
             _prefetch_rows(frame, plane, sequence, ahead, end)
@@ -344,9 +345,9 @@ def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, 
         token = min(lane // group, rows - 1)
         position = simd.load_int32(frame[POSITIONS] + (row + token) * 4)
         simd.store_int32(limits + lane * 4, np.int32(position + 1))
-    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * kv_bytes(kernels)
+    queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * query_bytes(kernels)
     for tile in range(tiles):
-        source = queries + tile * 16 * head_dim * kv_bytes(kernels)
+        source = queries + tile * 16 * head_dim * query_bytes(kernels)
         pack_queries(kernels, source, head_dim, scratch + frame[AT_QUERIES], tile)
 
 

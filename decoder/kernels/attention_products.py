@@ -27,41 +27,48 @@ from decoder.kernels.frame import (
     LANES_BYTES,
     SPAN,
 )
-from decoder.kernels.sets import float32_kv, tile_attention
+from decoder.kernels.sets import Float16Storage, Float32Storage, float32_inputs, storage, tile_attention
 
 
 def copy_rows(kernels: Any, source: int, num_bytes: int, target: int) -> None:
-    """Copy consecutive key or value rows: as stored, or widened to float32 where products take that."""
+    """Copy consecutive key or value rows: as stored where tiles take them, else widened to float32."""
     raise NotImplementedError("compiled code only")
 
 
 @variant(copy_rows)
 def _copy_rows(kernels: Any, source: Any, num_bytes: Any, target: Any) -> Any:
-    if tile_attention(kernels) or float32_kv(kernels):
+    if tile_attention(kernels) or storage(kernels) is Float32Storage:
 
         def copy(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
             for offset in range(0, num_bytes, 64):
                 simd.store_ints(target + offset, simd.load_ints(source + offset))
 
         return copy
+    if storage(kernels) is Float16Storage:
 
-    def widen(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
+        def widen_f16(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
+            for offset in range(0, num_bytes, 32):
+                simd.store_floats(target + 2 * offset, simd.load_f16(source + offset))
+
+        return widen_f16
+
+    def widen_bf16(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
         for offset in range(0, num_bytes, 32):
             simd.store_floats(target + 2 * offset, simd.load_bf16(source + offset))
 
-    return widen
+    return widen_bf16
 
 
-def row_expansion(kernels: Any) -> int:
-    """How many times longer than its source a row is that `copy_rows` wrote."""
+def held_bytes(kernels: Any) -> int:
+    """Bytes of an element of a row that `copy_rows` wrote."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(row_expansion)
-def _row_expansion(kernels: Any) -> Any:
-    if tile_attention(kernels) or float32_kv(kernels):
-        return lambda kernels: 1
-    return lambda kernels: 2
+@inlined_variant(held_bytes)
+def _held_bytes(kernels: Any) -> Any:
+    if tile_attention(kernels):
+        return lambda kernels: 2
+    return lambda kernels: 4
 
 
 def pack_queries(kernels: Any, source: int, head_dim: int, target: int, tile: int) -> None:
@@ -79,7 +86,7 @@ def _pack_queries(kernels: Any, source: Any, head_dim: Any, target: Any, tile: A
                 simd.transpose_words(source + block * 64, head_dim * 2, out, 64)
 
         return pairs
-    if float32_kv(kernels):
+    if float32_inputs(kernels):
 
         def float32(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> None:
             for block in range(head_dim >> 4):
@@ -96,28 +103,34 @@ def _pack_queries(kernels: Any, source: Any, head_dim: Any, target: Any, tile: A
     return bfloat16
 
 
+def value_rows(kernels: Any, frame: Any, scratch: int, first: int) -> int:
+    """Where the 32 value rows from the `first`-th of the span are to be copied."""
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(value_rows)
+def _value_rows(kernels: Any, frame: Any, scratch: Any, first: Any) -> Any:
+    if tile_attention(kernels):
+        return lambda kernels, frame, scratch, first: scratch + frame[AT_ROWS]
+    return lambda kernels, frame, scratch, first: scratch + frame[AT_VALUES] + first * frame[HEAD_DIM] * 4
+
+
 def pack_values(kernels: Any, frame: Any, scratch: int, head_dim: int, first: int) -> None:
-    """Take in the 32 value rows at AT_ROWS, the `first`-th of the span on."""
+    """Take in the 32 value rows at `value_rows`, the `first`-th of the span on."""
     raise NotImplementedError("compiled code only")
 
 
 @variant(pack_values)
 def _pack_values(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> Any:
-    if tile_attention(kernels):
+    if not tile_attention(kernels):
+        return lambda kernels, frame, scratch, head_dim, first: None
 
-        def tiles(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> None:
-            rows, target = scratch + frame[AT_ROWS], scratch + frame[AT_VALUES] + (first >> 5) * 1024
-            for block in range(head_dim >> 4):
-                simd.transpose_pairs(rows + block * 32, head_dim * 2, target + block * (SPAN // 32) * 1024, 64)
+    def tiles(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> None:
+        rows, target = scratch + frame[AT_ROWS], scratch + frame[AT_VALUES] + (first >> 5) * 1024
+        for block in range(head_dim >> 4):
+            simd.transpose_pairs(rows + block * 32, head_dim * 2, target + block * (SPAN // 32) * 1024, 64)
 
-        return tiles
-
-    def plain(kernels: Any, frame: Any, scratch: Any, head_dim: Any, first: Any) -> None:
-        rows, target = scratch + frame[AT_ROWS], scratch + frame[AT_VALUES] + first * head_dim * 4
-        for offset in range(0, 32 * head_dim * 4, 64):
-            simd.store_floats(target + offset, simd.load_floats(rows + offset))
-
-    return plain
+    return tiles
 
 
 def weights_bytes(kernels: Any) -> int:

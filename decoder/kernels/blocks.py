@@ -1,6 +1,6 @@
 """Whole-block operations on an arena: the copy of copy-on-write, and scrubbing.
 
-An arena is `[blocks, layers, 2, kv_heads, block_tokens, head_dim]`, float32 or uint16 with bfloat16 bits.
+An arena is `[blocks, layers, 2, kv_heads, block_tokens, head_dim]`, float32 or uint16 with the bits of a 2-byte type.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import Internal
-
-_BFLOAT16_NAN = 0x7FC0
 
 
 def copy_tokens(
@@ -30,10 +28,9 @@ def copy_tokens(
 
 
 def fill(arena: NDArray[Any], block_ids: NDArray[np.int32], poison: bool) -> None:
-    """Overwrite blocks with zeros, or with NaN."""
+    """Overwrite blocks with zeros, or with NaN: in every type of keys and values all bits set are one."""
     _check(arena, block_ids)
-    nan = _BFLOAT16_NAN if arena.dtype == np.uint16 else np.nan
-    arena[block_ids] = nan if poison else 0
+    arena.view(np.uint8)[block_ids] = 0xFF if poison else 0
 
 
 def _check(arena: NDArray[Any], block_ids: NDArray[np.int32]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import inlined_variant, kernel
+from decoder.kernels.compiled import inlined_variant, kernel, variant
 from decoder.kernels.frame import (
     ARENA,
     BLOCK_BYTES,
@@ -43,7 +43,15 @@ from decoder.kernels.frame import (
     TABLES,
     VALUE_OFFSET,
 )
-from decoder.kernels.sets import float32_kv, float32_weights, split_inputs, uses_tiles
+from decoder.kernels.sets import (
+    Float16Storage,
+    Float32Storage,
+    float32_inputs,
+    float32_weights,
+    split_inputs,
+    storage,
+    uses_tiles,
+)
 
 LOG2_E = np.float32(1.4426950408889634)
 _GELU_RATE = np.float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)  # -2 log2(e) sqrt(2 / pi)
@@ -73,28 +81,57 @@ def _weight_bytes(kernels: Any) -> Any:
     return lambda kernels: 2
 
 
-def store_kv(kernels: Any, address: int, vector: Any) -> None:
-    """Sixteen float32 rounded to the type of queries, keys and values."""
+def store_query(kernels: Any, address: int, vector: Any) -> None:
+    """Sixteen float32 rounded to the type of queries."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(store_kv)
-def _store_kv(kernels: Any, address: Any, vector: Any) -> Any:
-    if float32_kv(kernels):
+@inlined_variant(store_query)
+def _store_query(kernels: Any, address: Any, vector: Any) -> Any:
+    if float32_inputs(kernels):
         return lambda kernels, address, vector: simd.store_floats(address, vector)
     return lambda kernels, address, vector: simd.store_bf16(address, vector)
 
 
-def kv_bytes(kernels: Any) -> int:
-    """Bytes of an element of a query, key or value."""
+def query_bytes(kernels: Any) -> int:
+    """Bytes of an element of a query."""
     raise NotImplementedError("compiled code only")
 
 
-@inlined_variant(kv_bytes)
-def _kv_bytes(kernels: Any) -> Any:
-    if float32_kv(kernels):
+@inlined_variant(query_bytes)
+def _query_bytes(kernels: Any) -> Any:
+    if float32_inputs(kernels):
         return lambda kernels: 4
     return lambda kernels: 2
+
+
+def store_kv(kernels: Any, address: int, source: int, head_dim: int) -> None:
+    """A row of float32 at `source` as stored keys or values."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(store_kv)
+def _store_kv(kernels: Any, address: Any, source: Any, head_dim: Any) -> Any:
+    if storage(kernels) is Float32Storage:
+
+        def float32(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
+            for column in range(0, head_dim, 16):
+                simd.store_floats(address + column * 4, simd.load_floats(source + column * 4))
+
+        return float32
+    if storage(kernels) is Float16Storage:
+
+        def float16(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
+            for column in range(0, head_dim, 16):
+                simd.store_f16(address + column * 2, simd.load_floats(source + column * 4))
+
+        return float16
+
+    def bfloat16(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
+        for column in range(0, head_dim, 16):
+            simd.store_bf16(address + column * 2, simd.load_floats(source + column * 4))
+
+    return bfloat16
 
 
 def store_input(kernels: Any, base: int, row: int, column: int, columns: int, vector: Any) -> None:
@@ -109,7 +146,7 @@ def store_input(kernels: Any, base: int, row: int, column: int, columns: int, ve
 @inlined_variant(store_input)
 def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> Any:
     if not uses_tiles(kernels):
-        if float32_kv(kernels):
+        if float32_inputs(kernels):
             return lambda kernels, base, row, column, columns, vector: simd.store_floats(
                 base + (row * columns + column) * 4, vector
             )
@@ -231,7 +268,7 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     """
     head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]
     group, half = heads // kv_heads, frame[ROTARY_HALF]
-    size = kv_bytes(kernels)
+    size = query_bytes(kernels)
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
     position = np.int64(simd.load_int32(frame[POSITIONS] + row * 4))
     source = frame[QKV] + row * frame[QKV_COLUMNS] * 4
@@ -252,7 +289,7 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
         target = frame[QUERIES] + (head // group) * frame[QUERY_PLANE_BYTES] + lane * head_dim * size
         for column in range(0, head_dim, 16):
             vector = simd.load_floats(source + (head * head_dim + column) * 4)
-            store_kv(kernels, target + column * size, vector)
+            store_query(kernels, target + column * size, vector)
     owner = np.int64(simd.load_int32(frame[OWNERS] + row * 4))
     entry = owner * frame[TABLE_WIDTH] + position // frame[BLOCK_TOKENS]
     block = np.int64(simd.load_int32(frame[TABLES] + entry * 4))
@@ -262,7 +299,5 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
         keys = source + (heads + head) * head_dim * 4
         values = keys + kv_heads * head_dim * 4
         target = slot + head * frame[HEAD_BYTES]
-        for column in range(0, head_dim, 16):
-            store_kv(kernels, target + column * size, simd.load_floats(keys + column * 4))
-            target_value = target + frame[VALUE_OFFSET] + column * size
-            store_kv(kernels, target_value, simd.load_floats(values + column * 4))
+        store_kv(kernels, target, keys, head_dim)
+        store_kv(kernels, target + frame[VALUE_OFFSET], values, head_dim)

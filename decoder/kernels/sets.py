@@ -1,7 +1,8 @@
 """The kernel sets, and what each does: chosen once per model by `decoder/models/llama.py`, compiled in everywhere.
 
-A set is an empty tuple type, so that numba compiles every kernel once per set. The functions below take its numba type
-and are called while compiling alone; no kernel branches on a set when it runs.
+A set is a tuple type without content, so that numba compiles every kernel once per set; its only field says how keys
+and values are stored. The functions below take its numba type and are called while compiling alone; no kernel branches
+on a set when it runs.
 """
 
 from __future__ import annotations
@@ -9,34 +10,55 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Float32Kernels(NamedTuple):
-    """float32 weights, keys and values; float32 inputs of products."""
+class Float32Storage(NamedTuple):
+    """Keys and values as float32."""
 
     unused: int = 0
+
+
+class Bfloat16Storage(NamedTuple):
+    """Keys and values as bfloat16."""
+
+    unused: int = 0
+
+
+class Float16Storage(NamedTuple):
+    """Keys and values as float16, finite ones bounded by its largest number."""
+
+    unused: int = 0
+
+
+Storage = Float32Storage | Bfloat16Storage | Float16Storage
+
+
+class Float32Kernels(NamedTuple):
+    """float32 weights and inputs of products."""
+
+    storage: Storage = Float32Storage()
 
 
 class Bfloat16Kernels(NamedTuple):
     """bfloat16 weights, keys, values and inputs on any CPU."""
 
-    unused: int = 0
+    storage: Bfloat16Storage = Bfloat16Storage()
 
 
 class AmxKernels(NamedTuple):
     """bfloat16 weights, keys, values and inputs, products and attention with AMX tiles."""
 
-    unused: int = 0
+    storage: Bfloat16Storage = Bfloat16Storage()
 
 
 class WideKernels(NamedTuple):
-    """bfloat16 weights, float32 keys, values and inputs on any CPU."""
+    """bfloat16 weights, float32 inputs on any CPU."""
 
-    unused: int = 0
+    storage: Storage = Float32Storage()
 
 
 class AmxWideKernels(NamedTuple):
-    """bfloat16 weights, float32 keys and values; products with AMX tiles, their inputs as two bfloat16 parts."""
+    """bfloat16 weights; products with AMX tiles, their inputs as two bfloat16 parts."""
 
-    unused: int = 0
+    storage: Storage = Float32Storage()
 
 
 Kernels = Float32Kernels | Bfloat16Kernels | AmxKernels | WideKernels | AmxWideKernels
@@ -51,8 +73,8 @@ def float32_weights(kernels: Any) -> bool:
     return _is(kernels, Float32Kernels)
 
 
-def float32_kv(kernels: Any) -> bool:
-    """Whether queries, keys, values, attention and inputs of products are float32, or as exact as the set allows."""
+def float32_inputs(kernels: Any) -> bool:
+    """Whether queries, attention and inputs of products are float32, or as exact as the set allows."""
     return _is(kernels, Float32Kernels, WideKernels, AmxWideKernels)
 
 
@@ -69,3 +91,9 @@ def tile_attention(kernels: Any) -> bool:
 def uses_tiles(kernels: Any) -> bool:
     """Whether products with weights are computed with AMX tiles."""
     return _is(kernels, AmxKernels, AmxWideKernels)
+
+
+def storage(kernels: Any) -> type:
+    """How keys and values are stored."""
+    kind: type = kernels.types[0].instance_class
+    return kind

@@ -25,9 +25,11 @@ LANES: Final = 16
 
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
+_F16 = ir.HalfType()
 _F32 = ir.FloatType()
 _VI16 = ir.VectorType(_I16, LANES)
 _VI32 = ir.VectorType(_I32, LANES)
+_VF16 = ir.VectorType(_F16, LANES)
 _VF32 = ir.VectorType(_F32, LANES)
 
 
@@ -190,6 +192,19 @@ def _emit_store_bf16(builder: Any, address: Any, vector: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
+def _emit_load_f16(builder: Any, address: Any) -> Any:
+    return builder.fpext(builder.load(_pointer(builder, address, _VF16), align=2), _VF32)
+
+
+def _emit_store_f16(builder: Any, address: Any, vector: Any) -> Any:
+    # Saturate: no finite number may become an infinity. Comparisons with NaN are false, so NaN stays.
+    for sign, limit in ((">", 65504.0), ("<", -65504.0)):
+        bound = _splat_constant(_VF32, limit)
+        vector = builder.select(builder.fcmp_ordered(sign, vector, bound), bound, vector)
+    builder.store(builder.fptrunc(vector, _VF16), _pointer(builder, address, _VF16), align=2)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
 def _emit_store_weight_pair(builder: Any, address: Any, even: Any, odd: Any) -> Any:
     # Attention weights are positive and finite: rounding half up needs no look at the lowest kept bit.
     half = _splat_constant(_VI32, 0x8000)
@@ -315,6 +330,8 @@ splat_bf16 = _operation(FLOATS, (types.int64,), _emit_splat_bf16)
 round_bf16 = _operation(FLOATS, (FLOATS,), _emit_rounded_bf16)
 load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
 store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
+load_f16 = _operation(FLOATS, (types.int64,), _emit_load_f16)
+store_f16 = _operation(types.void, (types.int64, FLOATS), _emit_store_f16)
 store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
 prefetch = _operation(types.void, (types.int64,), _emit_prefetch)

@@ -10,6 +10,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,11 @@ IntArray = NDArray[np.int32]
 Arena = NDArray[np.float32] | NDArray[np.uint16]
 
 KERNEL_SETS = ("auto", "portable")
+_STORAGE: Final[dict[KvDtype, sets.Storage]] = {
+    KvDtype.FLOAT32: sets.Float32Storage(),
+    KvDtype.BFLOAT16: sets.Bfloat16Storage(),
+    KvDtype.FLOAT16: sets.Float16Storage(),
+}
 
 
 def refuse_unserved(config: ModelConfig) -> None:
@@ -39,9 +45,9 @@ class CausalLM:
     """A loaded model. Not safe for concurrent calls: one step at a time.
 
     `read` gives a tensor by its Hugging Face name. `kernels` is "auto" (the fastest the CPU has) or "portable". `dtype`
-    is the type of the weights, by default that of keys and values. float32 keys and values beside bfloat16 weights
-    mean that nothing but the weights is rounded to bfloat16: queries, attention and the inputs of products are
-    float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16.
+    is the type of the weights, by default that of keys and values. Beside bfloat16 weights, bfloat16 keys and values
+    mean that queries, attention and the inputs of products are rounded to bfloat16 too. With any other type they are
+    not: they are float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16.
     """
 
     def __init__(
@@ -75,14 +81,12 @@ class CausalLM:
     def _choose(self, kernels: str) -> sets.Kernels:
         if kernels not in KERNEL_SETS:
             raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
-        wide = self.layout.dtype is KvDtype.FLOAT32
+        storage = _STORAGE[self.layout.dtype]
         if not self._bfloat16:
-            if not wide:
-                raise ValueError(f"keys and values of {self.layout.dtype.value} beside float32 weights have no kernels")
-            return sets.Float32Kernels()
+            return sets.Float32Kernels(storage)
         tiles = kernels == "auto" and amx.available()
-        if wide:
-            return sets.AmxWideKernels() if tiles else sets.WideKernels()
+        if not isinstance(storage, sets.Bfloat16Storage):
+            return sets.AmxWideKernels(storage) if tiles else sets.WideKernels(storage)
         # A head narrower than a tile would waste most of it.
         return sets.AmxKernels() if tiles and self.config.head_dim % 32 == 0 else sets.Bfloat16Kernels()
 
@@ -141,8 +145,9 @@ class CausalLM:
         blocks.fill(arena, block_ids, poison)
 
     def _check_arena(self, arena: Arena) -> None:
-        kind = np.float32 if self.layout.dtype is KvDtype.FLOAT32 else np.uint16
-        if arena.dtype != kind or arena.shape[1:] != self.layout.block_shape or not arena.flags.c_contiguous:
+        layout = self.layout
+        fits = arena.dtype == layout.array_type and arena.shape[1:] == layout.block_shape
+        if not fits or not arena.flags.c_contiguous:
             raise Internal(f"an arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
 
     def _check(self, batch: StepBatch, arena: Arena) -> None:

@@ -36,13 +36,12 @@ class Workspace:
     ) -> None:
         self._config = config
         self._frame = frame
-        self._element = layout.dtype.itemsize
         # Inputs of products: float32, two bfloat16, or with AMX alone one.
         self._input = 2 if isinstance(kernels, sets.AmxKernels) else 4
         self._tokens = self._logits = self._partials = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []
-        head_dim, element = config.head_dim, self._element
+        head_dim, element = config.head_dim, layout.dtype.itemsize
         frame[f.SIZE] = threads
         for index, value in (
             (f.NUM_LAYERS, config.num_layers), (f.HIDDEN, round_up(config.hidden_size, 32)),
@@ -118,7 +117,7 @@ class Workspace:
         self._frame[index] = self._buffers[index].ctypes.data
 
     def _grow(self, tokens: int, logits: int, partials: int) -> None:
-        frame, element, config = self._frame, self._element, self._config
+        frame, config = self._frame, self._config
         if tokens > self._tokens:
             rows = round_up(max(tokens, 2 * self._tokens if self._tokens < 512 else 0), 32)
             self._tokens = rows
@@ -131,7 +130,7 @@ class Workspace:
             self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
             self._hold(f.GATED, rows * int(frame[f.INNER]) * self._input)
             # Tiles of 32 lanes may start at any lane and read past the last one.
-            frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * element
+            frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * 4
             self._hold(f.QUERIES, config.num_kv_heads * int(frame[f.QUERY_PLANE_BYTES]))
         if logits > self._logits:
             self._logits = round_up(logits, 32)

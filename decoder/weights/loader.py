@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from common.config import KV_DTYPES
 from common.errors import InvalidArgument
-from common.layout import KvDtype, KvLayout
+from common.layout import KvDtype, KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
 from decoder.models.select import ON_CPU, ComputeDevice, build_model
@@ -128,10 +129,11 @@ def load_on(
     """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
 
     device:       where it computes, as `decoder.models.select.resolve_device` gives it
-    dtype:        type of weights and matmul inputs; sums are float32
+    dtype:        type of weights; sums are float32
     block_tokens: tokens of one KV block
-    kv_dtype:     type of stored keys and values; None means `dtype`. "float32" beside bfloat16 weights also keeps
-                  queries, attention and matmul inputs from being rounded to bfloat16
+    kv_dtype:     type of stored keys and values: "float32", "float16" or "bfloat16"; None means float16 beside bfloat16
+                  weights on a CPU, else `dtype`. Beside bfloat16 weights "bfloat16" also rounds queries, attention and
+                  matmul inputs to bfloat16
     threads:      threads of a step; 0 means every CPU this process may run on
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
@@ -141,9 +143,10 @@ def load_on(
     """
     if dtype not in ("float32", "bfloat16"):
         raise refuse("dtype", dtype, "'float32' or 'bfloat16'")
-    kv_dtype = kv_dtype or dtype
-    if kv_dtype not in (dtype, "float32"):
-        raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in dict.fromkeys((dtype, "float32"))))
+    # A GPU's kernels have one type for all.
+    kv_dtype = kv_dtype or (dtype if device.uses_triton else default_kv_dtype(dtype).value)
+    if kv_dtype not in KV_DTYPES:
+        raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in KV_DTYPES))
     report = progress or (lambda stage, fraction: None)
     report("open", 0.0)
     source = open_source(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Options, build_parser, load_options
+from common.config import DTYPES, KV_DTYPES, Options, build_parser, load_options
 
 
 def load(*flags: str, **environ: str) -> Options:
@@ -46,10 +46,7 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--test-faults", "--fault", "meteor=1"], "unknown knob"),
         (["--test-faults", "--fault", "step_delay=nan"], "outside"),
         (["--tls-cert", "a.pem"], "go together"),
-        (
-            ["--dtype", "float32", "--kv-dtype", "bfloat16"],
-            "--kv-dtype: bfloat16 with --dtype float32 is not served; allowed is float32",
-        ),
+        (["--kv-dtype", "float64"], "--kv-dtype: 'float64'"),
         (["--state-dir", ""], "--state-dir: is empty"),
         (["--model", ""], "--model: is empty"),
         (["--model", "~nobody-of-that-name/x"], "--model: '~nobody-of-that-name/x'"),
@@ -78,12 +75,13 @@ def test_addresses_that_can_be_listened_at(address: str) -> None:
     assert load("--listen", address).listen == address
 
 
-def test_served_pairs_of_dtypes_are_accepted() -> None:
-    """Keys and values in the type of the weights, and float32 beside bfloat16 weights, are what is served."""
-    assert load("--dtype", "float32", "--kv-dtype", "float32").kv_dtype == "float32"
-    assert load("--kv-dtype", "bfloat16").kv_dtype == "bfloat16"
-    assert load("--dtype", "bfloat16", "--kv-dtype", "float32").kv_dtype == "float32"
-    assert load("--kv-dtype", "float32").dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_every_pair_of_dtypes_is_accepted(dtype: str, kv_dtype: str) -> None:
+    """Each type of keys and values is served beside each type of weights; unset leaves it to the weights."""
+    options = load("--dtype", dtype, "--kv-dtype", kv_dtype)
+    assert (options.dtype, options.kv_dtype) == (dtype, kv_dtype)
+    assert load("--dtype", dtype).kv_dtype is None
 
 
 @pytest.mark.parametrize(("data", "said"), [(b"a = '\xff'", "is no UTF-8"), (b"a = ", "node.toml: ")])

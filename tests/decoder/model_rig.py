@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.layout import KvDtype, KvLayout
+from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM
@@ -15,9 +17,8 @@ from decoder.models.packing import to_bfloat16
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
-# float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside float32 keys and values.
-KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32")
-NAN_BITS = 0x7FC0
+# float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside other keys and values.
+KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16")
 IntArray = NDArray[np.int32]
 
 
@@ -56,7 +57,7 @@ def make_model(
 ) -> CausalLM:
     """A model with one of `KERNELS`."""
     dtype = KvDtype.FLOAT32 if kernels == "float32" else KvDtype.BFLOAT16
-    kv_dtype = KvDtype.FLOAT32 if kernels.endswith("float32") else KvDtype.BFLOAT16
+    kv_dtype = KvDtype(kernels.partition("-kv-")[2] or dtype)
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
     digests = digest_config(config, bytes(32), dtype.value)
     chosen = "portable" if kernels.startswith("portable") else "auto"
@@ -65,10 +66,16 @@ def make_model(
 
 def poisoned_arena(model: CausalLM, num_blocks: int) -> NDArray[np.float32] | NDArray[np.uint16]:
     """An arena full of NaN, the null block included."""
-    shape = (num_blocks + 1, *model.layout.block_shape)
+    arena = private_arena(model.layout, num_blocks)
+    arena.view(np.uint8)[...] = 0xFF
+    return arena
+
+
+def stored_numbers(model: CausalLM, part: NDArray[Any]) -> NDArray[np.float32]:
+    """Part of an arena as float32."""
     if model.layout.dtype is KvDtype.BFLOAT16:
-        return np.full(shape, NAN_BITS, np.uint16)
-    return np.full(shape, np.nan, np.float32)
+        return (part.astype(np.uint32) << 16).view(np.float32)
+    return part.view(np.float16 if model.layout.dtype is KvDtype.FLOAT16 else np.float32).astype(np.float32)
 
 
 @dataclass

@@ -19,10 +19,11 @@ from tests.decoder.model_rig import (
     random_tensors,
     run_prompt,
     run_step,
+    stored_numbers,
 )
 from tests.oracles import llama_logits
 
-TOLERANCE = {"portable": 5e-2, "auto": 5e-2, "auto-kv-float32": 5e-4}
+TOLERANCE = {"portable": 5e-2, "auto": 5e-2, "auto-kv-float32": 5e-4, "auto-kv-float16": 5e-3}
 EXACT = 1e-4
 SHAPES = {
     "mha": {"heads": 2, "kv_heads": 2, "head_dim": 64},
@@ -157,5 +158,4 @@ def test_copy_and_scrub(kernels: str) -> None:
     assert (arena[3, :, :, :, :7] == 5).all()
     assert not arena[3, :, :, :, 7:].any()
     model.scrub_blocks(arena, np.array([3], np.int32), poison=True)
-    values = arena[3] if arena.dtype == np.float32 else (arena[3].astype(np.uint32) << 16).view(np.float32)
-    assert np.isnan(values).all()
+    assert np.isnan(stored_numbers(model, arena[3])).all()

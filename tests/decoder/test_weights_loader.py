@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from common.config import DTYPES, KV_DTYPES
 from common.errors import InvalidArgument
 from decoder.cache_key import cache_key
 from decoder.weights import load_model
@@ -111,7 +112,7 @@ def test_other_paths_and_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="dtype"):
         load_model(path, "float16", 16)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="kv_dtype"):
-        load_model(path, "float32", 16, kv_dtype="bfloat16")
+        load_model(path, "float32", 16, kv_dtype="float64")
 
 
 def test_digests_follow_content(tmp_path: Path) -> None:
@@ -129,15 +130,14 @@ def test_digests_follow_content(tmp_path: Path) -> None:
 def test_pairs_of_dtypes_have_layouts_and_keys_of_their_own(tmp_path: Path) -> None:
     """The layout follows the type of keys and values alone; the cache key tells every served pair of types apart."""
     path = make_tiny_llama(tmp_path / "tiny")
-    models = [
-        load_model(path, "float32", 16),
-        load_model(path, "bfloat16", 16),
-        load_model(path, "bfloat16", 16, kv_dtype="float32"),
-    ]
-    fingerprints = [model.layout.fingerprint() for model in models]
-    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+    models = [load_model(path, dtype, 16, kv) for dtype in DTYPES for kv in KV_DTYPES]  # type: ignore[arg-type]
+    layouts = {model.layout.fingerprint() for model in models}
+    assert len(layouts) == len(KV_DTYPES)
     keys = {cache_key(model, b"").SerializeToString(deterministic=True) for model in models}
-    assert len(keys) == 3
+    assert len(keys) == len(models) == len(DTYPES) * len(KV_DTYPES)
+    for dtype, kv in (("float32", "float32"), ("bfloat16", "float16")):
+        model = load_model(path, dtype, 16)  # type: ignore[arg-type]
+        assert model.layout.dtype.value == kv
     again = load_model(path, "bfloat16", 16, kv_dtype="float32")
     assert cache_key(again, b"").SerializeToString(deterministic=True) in keys
 
