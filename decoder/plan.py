@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import parse_size
+from common.config import KV_DTYPES, parse_size
 from common.errors import TesseraError
 from common.kv_plan import (
     sequence_cost,
@@ -24,7 +24,7 @@ from common.kv_plan import (
     textbook_bytes_of_width,
     with_kv_heads,
 )
-from common.layout import KvDtype, KvLayout
+from common.layout import KvDtype, KvLayout, default_kv_dtype
 from decoder.weights.source import open_source
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
@@ -81,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=_positive, metavar="N", help="tokens of a sequence (default: the model's)")
     parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="sequences at once (default 8)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type of the weights")
-    parser.add_argument(
-        "--kv-dtype", choices=[kind.value for kind in KvDtype], default="bfloat16", help="type of keys and values"
-    )
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (default: as tessera up)")
     parser.add_argument(
         "--block-tokens", type=_positive, default=16, metavar="N", help="tokens in a block (default 16)"
     )
@@ -116,9 +114,8 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the plan says, as one JSON-ready object; sizes are bytes."""
-    layout = KvLayout(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, KvDtype(options.kv_dtype)
-    )
+    kv_dtype = KvDtype(options.kv_dtype or default_kv_dtype(options.dtype))
+    layout = KvLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kv_dtype)
     cost = sequence_cost(layout, shape.context)
     itemsize = layout.dtype.itemsize
     batch = options.batch
@@ -129,7 +126,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "heads": shape.num_heads,
         "kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "kv_dtype": options.kv_dtype,
+        "kv_dtype": kv_dtype.value,
         "block_tokens": options.block_tokens,
         "block_bytes": layout.block_bytes,
         "context": shape.context,

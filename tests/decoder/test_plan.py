@@ -35,6 +35,12 @@ def test_the_textbook_example_is_eight_gibibytes(capsys: pytest.CaptureFixture[s
     assert by_kind == {"MHA": 4 * 1024**3, "GQA": 1024**3, "MQA": 128 * 1024**2}
 
 
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", "float16"), ("float32", "float32")])
+def test_the_default_is_that_of_a_node(dtype: str, kv_dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --kv-dtype the plan is for what `tessera up` stores beside such weights."""
+    assert plan(capsys, *EIGHT_BILLION[:-2], "--dtype", dtype)["kv_dtype"] == kv_dtype
+
+
 def test_a_context_is_rounded_up_to_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     """17 tokens take two blocks of 16; the textbook does not know that."""
     answer = plan(capsys, *EIGHT_BILLION, "--context", "17", "--batch", "1")
