@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from common.config import Options
 from common.errors import InvalidArgument
-from common.layout import NULL_BLOCK, KvDtype
+from common.layout import NULL_BLOCK
 from common.logs import get_logger
+from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
 from decoder.runner import StepModel
@@ -177,9 +178,7 @@ def load_draft(
         lambda stage, fraction: progress(f"draft {stage}", fraction), options.max_context or 0,
     )  # fmt: skip
     check_same_vocabulary(model, draft)
-    kind = np.float32 if draft.layout.dtype is KvDtype.FLOAT32 else np.uint16
-    shape = (num_draft_blocks(draft, options.draft_kv_bytes), *draft.layout.block_shape)
-    arena = np.zeros(shape, kind)
+    arena = private_arena(draft.layout, num_draft_blocks(draft, options.draft_kv_bytes) - 1)
     draft.warm_up(arena)
     get_logger().info("draft_model_loaded", model=options.draft_model.name, blocks=len(arena) - 1)
     return DraftModel(draft, arena, options.chunk_tokens)
