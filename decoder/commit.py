@@ -24,6 +24,7 @@ from decoder.runner import StepModel, Work
 from decoder.sampler import Drawn
 from decoder.scheduler import Scheduler
 from decoder.sequence import LeaseId, Request, Sequence, SequenceId, SequenceState
+from decoder.structure import dead_end
 
 
 class Committer:
@@ -106,12 +107,16 @@ class Committer:
         for sequence, index, drawn in draws:
             if sequence.state is not SequenceState.RUNNING:
                 continue
-            if drawn.fault is not None:
+            if isinstance(drawn.fault, TesseraError):
+                self.fail_sequence(sequence, drawn.fault)
+            elif drawn.fault is not None:
                 get_logger().error(
                     "draw_failed", request_id=sequence.request.request_id, sample=index,
                     error=type(drawn.fault).__name__, frames=where(drawn.fault),
                 )  # fmt: skip
                 self.fail_sequence(sequence, Internal("the next token of this request could not be drawn"))
+            elif drawn.token is None and sequence.request.constraint is not None:
+                self.fail_sequence(sequence, dead_end())
             elif drawn.token is None:
                 self.fail_sequence(sequence, Internal("the model gave numbers that are not finite"))
             elif sequence.is_trunk:

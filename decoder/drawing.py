@@ -74,10 +74,11 @@ def _draws_of(row: int, sequence: Sequence, ahead: IntArray, requests: RequestTa
     num_generated = sequence.num_generated + len(ahead)
     masked = request.stopping.stop_ids if num_generated < request.stopping.min_tokens else NO_IDS
     masked |= request.sampling.bad_ids
+    position = sequence.num_tokens + len(ahead)
+    forbidden = None if sequence.structure is None else sequence.structure.forbidden()
     indices = sorted(requests.of(sequence).open_samples) if sequence.is_trunk else (sequence.sample,)
     return [
-        Draw(row, request.sampling, index, sequence.num_tokens + len(ahead), masked, seen, request.num_logprobs)
-        for index in indices
+        Draw(row, request.sampling, index, position, masked, seen, request.num_logprobs, forbidden) for index in indices
     ]
 
 

@@ -34,7 +34,8 @@ _RUN: Final = 512
 class Draw:
     """One token to draw from row `row` of the logits. `position` is the position that the token will have.
 
-    `tokens` are all tokens of the sequence (needed with penalties), `masked_ids` must not be drawn.
+    `tokens` are all tokens of the sequence (needed with penalties), `masked_ids` must not be drawn, nor
+    what `forbidden`, bool [vocab], says.
     """
 
     row: int
@@ -44,6 +45,7 @@ class Draw:
     masked_ids: frozenset[int] = frozenset()
     seen: SeenTokens | None = None
     num_logprobs: int | None = None
+    forbidden: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _argmax(row: FloatRow) -> int | None:
 def _draw(raw: FloatRow, best: int, draw: Draw, number: float | None) -> int | None:
     params = draw.params
     row = raw
-    if draw.masked_ids or params.logit_bias or draw.seen is not None:
+    if draw.masked_ids or params.logit_bias or draw.seen is not None or draw.forbidden is not None:
         row = _adjust(raw, draw)
         adjusted = _argmax(row)
         if adjusted is None:  # what may be drawn at all has no weight
@@ -161,6 +163,8 @@ def _adjust(raw: FloatRow, draw: Draw) -> FloatRow:
         draw.seen.apply(row, draw.params)
     for token, bias in draw.params.logit_bias:
         row[token] = min(max(float(row[token]) + bias, -HIGHEST_LOGIT), HIGHEST_LOGIT)
+    if draw.forbidden is not None:
+        row[draw.forbidden] = -np.inf
     if 0 < len(draw.masked_ids) < len(row):
         row[np.fromiter(draw.masked_ids, np.int64, len(draw.masked_ids))] = -np.inf
     return row

@@ -2,8 +2,9 @@
 
 Owns the running list and, through its parts, the queue and the unused credit. Invariants: at most `max_batch` sequences
 hold a place; a step computes at most `chunk_tokens` tokens, one with decodes at most `mixed_chunk_tokens`, or, where
-there are so many decodes, those and one; the best ranked running sequence is never preempted for another. Called by the
-engine. A pure function of its state: it has no clock, thread, socket or randomness, and sends nothing.
+there are so many decodes, those and one; within a tenant the best ranked running sequence is never preempted for
+another, and between tenants the one that holds most blocks for its weight gives way. Called by the engine. A pure
+function of its state: it has no clock, thread, socket or randomness, and sends nothing.
 
 Who is admitted next is decided by fair shares of the tenants, and within a tenant by rank, (priority, arrival, sample);
 never by what is cached (`admission.py`, `fair_queue.py`). The prefill tokens of a step are shared in the same way: by
@@ -256,8 +257,16 @@ class Scheduler:
         return True
 
     def _victim(self) -> Sequence:
+        # Of the tenant that holds most for its weight: who came late by its fair turn does not go first.
         paused = [sequence for sequence in self.running if sequence.paused]
-        return paused[-1] if paused else self.running[-1]
+        if paused:
+            return paused[-1]
+        held: dict[str, float] = {}
+        for sequence in self.running:
+            request = sequence.request
+            held[request.tenant] = held.get(request.tenant, 0.0) + sequence.num_blocks / request.tenant_weight
+        most = max(held.values())
+        return next(sequence for sequence in reversed(self.running) if held[sequence.request.tenant] == most)
 
     def _preempt(self, victim: Sequence, plan: Plan) -> None:
         # The members of a beam group give way together.

@@ -19,6 +19,7 @@ from decoder.draft_pace import DraftPace
 
 if TYPE_CHECKING:
     from decoder.prompt_logprobs import PromptScores
+    from decoder.structure import Constraint, SampleStructure
 
 SequenceId = NewType("SequenceId", int)
 LeaseId = NewType("LeaseId", int)
@@ -112,6 +113,7 @@ class Request:
     stopping: StoppingParams
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    constraint: Constraint | None = field(default=None, repr=False, compare=False)
     no_read: bool = False
     no_store: bool = False
     priority: int = 0
@@ -158,7 +160,7 @@ class Sequence:
         "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing", "group",
         "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties",
         "places", "rank", "reported_sealed", "reported_tokens", "request", "sample", "scores", "sequence_id",
-        "shared", "state", "taken",
+        "shared", "state", "structure", "taken",
     )  # fmt: skip
 
     def __init__(self, sequence_id: SequenceId, request: Request, sample: int, arrival: int, *, is_trunk: bool) -> None:
@@ -179,6 +181,7 @@ class Sequence:
         self._table: IntArray = np.full(8, NULL_BLOCK, np.int32)
         self.penalties: object | None = None
         self.pace: DraftPace | None = None
+        self.structure: SampleStructure | None = None  # how far it is in its constraint
         self.scores: PromptScores | None = None  # the request's, where the prompt's tokens are to be scored
         self.group: object | None = None  # the beam group that it is a member of
         self.places = 1  # in the batch that it takes, those of branches to come included

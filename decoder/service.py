@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.errors import InvalidArgument, ResourceExhausted, TesseraError, Unavailable
+from common.errors import InvalidArgument, ResourceExhausted, Unavailable
 from common.interceptors import failure_fields
 from decoder.engine import Engine
-from decoder.outputs import EndReason, RequestFailed, SampleToken, StepResult
+from decoder.outputs import EndReason, SampleToken, StepResult
 from decoder.sampler import Logprobs
 from decoder.sequence import RequestNumber
-from decoder.validation import ServedModel, request_of
+from decoder.submissions import Submissions
+from decoder.validation import ServedModel
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 from tessera.inference.v1 import inference_pb2
 
@@ -113,31 +114,24 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
     async def _read(
         self, backend: Backend, stream: GatewayStream, requests: AsyncIterator[decode_pb2.ConnectRequest]
     ) -> None:
+        submissions = Submissions(backend.engine, backend.model, stream)
         try:
             async for request in requests:
                 match request.WhichOneof("message"):
                     case "submit":
-                        _submit(backend, stream, request.submit)
+                        submissions.submit(request.submit)
                     case "cancel":
-                        cancel = request.cancel
-                        sample = cancel.index if cancel.HasField("index") else None
-                        backend.engine.cancel(stream, RequestNumber(cancel.request), sample, finish=cancel.finish)
+                        submissions.cancel(request.cancel)
+                    case "vocabulary":
+                        submissions.tell_vocabulary(request.vocabulary)
                     case "consumed":
                         number = RequestNumber(request.consumed.request)
                         backend.engine.consumed(stream, number, request.consumed.tokens)
                     case _:
                         raise InvalidArgument("message", "is not set, or not one of this build")
         finally:
+            submissions.close()
             stream.close()
-
-
-def _submit(backend: Backend, stream: GatewayStream, submit: decode_pb2.Submit) -> None:
-    try:
-        request = request_of(submit, backend.model)
-    except TesseraError as error:
-        stream.deliver(StepResult(failed=[RequestFailed(RequestNumber(submit.request), error)]))
-        return
-    backend.engine.submit(request, stream)
 
 
 def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:

@@ -32,6 +32,7 @@ from decoder.scheduler import Plan, Scheduler
 from decoder.scrubbing import zero_blocks
 from decoder.sequence import Sequence, SpeculationMode
 from decoder.speculation import Drafter, Speculator
+from decoder.structure import Structures
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
 RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
@@ -100,6 +101,7 @@ class StepLoop:
             max_queue_total=max(options.max_queue, options.max_queue_total),
             clock_ns=clock_ns,
         )
+        self._structures = Structures()
         self._next_retry_ns = 0
 
     @property
@@ -244,8 +246,10 @@ class StepLoop:
         self._speculator.draft(plan)
         try:
             work = self._runner.build(plan)
+            self._structures.begin(work.sampled)
             logits = self._model.forward(work.batch, arena)
             score_prompts(work.scored, logits)
+            work = self._structures.ready(work)
             draws = draw_tokens(work, logits, self.requests)
             expansions = self._committer.beams.expand(work, logits)
         except Exception as error:  # noqa: BLE001 - fails the requests of this step alone

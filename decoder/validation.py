@@ -29,6 +29,7 @@ from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
 MAX_SAMPLES: Final = 16
+MAX_CONSTRAINT_BYTES: Final = 65_536
 MAX_STOP_IDS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
@@ -71,6 +72,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
     _whole("priority", submit.priority, -100, 100)
     check_label(submit.request_label)
     num_prompt_logprobs = _prompt_logprobs(submit, len(prompt))
+    constrained = _check_constraint(submit)
     no_cache = not model.prefix_cache
     num_logprobs = None
     if submit.output.HasField("logprobs"):
@@ -94,11 +96,28 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_handle=submit.session_handle,
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
-        speculation=_speculation(submit.speculation, model),
+        speculation=None if constrained else _speculation(submit.speculation, model),
         beam=_beam(submit, model),
         tenant=submit.tenant,
         tenant_weight=_weight(submit),
     )
+
+
+def _check_constraint(submit: decode_pb2.Submit) -> bool:
+    if not submit.output.HasField("constraint"):
+        return False
+    kind = submit.output.constraint.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgument("output.constraint", "is empty; allowed is one of json_schema, regex and grammar")
+    size = len(getattr(submit.output.constraint, kind).encode())
+    if not 1 <= size <= MAX_CONSTRAINT_BYTES:
+        raise InvalidArgument(f"output.constraint.{kind}", f"has {size} bytes; allowed are 1..{MAX_CONSTRAINT_BYTES}")
+    if submit.stopping.min_tokens or submit.stopping.ignore_eos:
+        field = "stopping.min_tokens" if submit.stopping.min_tokens else "stopping.ignore_eos"
+        raise InvalidArgument(field, "is not allowed with output.constraint: that says where the text ends")
+    if submit.beam.width:
+        raise InvalidArgument("beam.width", "with output.constraint allowed is 0")
+    return True
 
 
 def _prompt_logprobs(submit: decode_pb2.Submit, num_prompt: int) -> int | None:

@@ -62,14 +62,22 @@ class DecoderPool:
             metadata={"field": "model", "served": ", ".join(model.name for model in models)},
         )
 
-    def submit(self, model: DecoderModel, submit: decode_pb2.Submit, tenant: str, num_samples: int) -> DecodeStream:
-        """Send a request to the decoder that suits it best. Raises Unavailable if none serves the model any more."""
+    def submit(
+        self,
+        model: DecoderModel,
+        submit: decode_pb2.Submit,
+        tenant: str,
+        num_samples: int,
+        vocabulary: decode_pb2.Vocabulary | None = None,
+    ) -> DecodeStream:
+        """Send a request, with the `vocabulary` that it needs, to the decoder that suits it best. Raises Unavailable if
+        none serves the model any more."""
         clients = {client.index: client for client in self._clients if client.model == model}
         if not clients:
             raise decoder_away()
         candidates = [Candidate(client.index, client.load, client.capacity) for client in clients.values()]
         chosen = choose_decoder(affinity(submit.tokens, model.block_tokens, tenant), candidates)
-        return clients[chosen.index].submit(submit, num_samples)
+        return clients[chosen.index].submit(submit, num_samples, vocabulary)
 
     def abandon_all(self, error: TesseraError) -> None:
         """End every request at every decoder with `error`."""

@@ -51,6 +51,7 @@ class _Link:
     streams: dict[int, DecodeStream]
     liveness: Liveness
     last_number: int = 0
+    knows_vocabulary: bool = False
 
 
 class DecoderClient:
@@ -96,8 +97,11 @@ class DecoderClient:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def submit(self, submit: decode_pb2.Submit, num_samples: int) -> DecodeStream:
-        """Send a request (its number is filled in). Raises Unavailable while the decoder is away or silent."""
+    def submit(
+        self, submit: decode_pb2.Submit, num_samples: int, vocabulary: decode_pb2.Vocabulary | None = None
+    ) -> DecodeStream:
+        """Send a request (its number is filled in), and before it the `vocabulary` that it needs, if that was not sent
+        yet. Raises Unavailable while the decoder is away or silent."""
         link = self._link
         if link is None or link.liveness.is_silent:
             raise decoder_away()
@@ -107,6 +111,9 @@ class DecoderClient:
             link.last_number, num_samples, link.window_tokens, link.outbox, lambda number: _forget(link, number)
         )
         link.streams[stream.number] = stream
+        if vocabulary is not None and not link.knows_vocabulary:
+            link.outbox.vocabulary(vocabulary)
+            link.knows_vocabulary = True
         link.outbox.submit(submit)
         return stream
 

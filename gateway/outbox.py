@@ -23,6 +23,10 @@ class Outbox:
         """Queue a new request."""
         self._put(decode_pb2.ConnectRequest(submit=submit))
 
+    def vocabulary(self, vocabulary: decode_pb2.Vocabulary) -> None:
+        """Queue the bytes of the tokens."""
+        self._put(decode_pb2.ConnectRequest(vocabulary=vocabulary))
+
     def cancel(self, request: int, index: int | None = None, *, finish: bool = False) -> None:
         """Queue the end of a request, or of one sample. A request that was not sent yet is forgotten instead."""
         if index is not None:

@@ -16,6 +16,7 @@ from common.errors import FailedPrecondition, InvalidArgument
 from gateway.chat import ChatTemplate, Turn
 from gateway.tokenizer import ModelTokenizer
 from gateway.validation import ModelLimits, check_prompt_length, check_token_ids
+from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
 INLINE_CHARACTERS: Final = 2048  # shorter text takes less time to tokenize than to hand to a thread
@@ -32,6 +33,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: ModelTokenizer, now: Callable[[], datetime]) -> None:
         self._tokenizer = tokenizer
         self._now = now
+        self._vocabulary: decode_pb2.Vocabulary | None = None
         self._templates: dict[int, ChatTemplate] = {}
         self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="tokenize")
 
@@ -61,6 +63,13 @@ class PromptEncoder:
         if max(ids) >= limits.vocab_size:
             raise FailedPrecondition("the tokenizer of this gateway does not fit the model of the decoder")
         return ids
+
+    async def vocabulary(self, limits: ModelLimits) -> decode_pb2.Vocabulary:
+        """The bytes of every token, for a decoder. Raises Unimplemented where the tokens are no byte strings."""
+        if self._vocabulary is None:
+            tokens = await self._in_thread(self._tokenizer.all_token_bytes)
+            self._vocabulary = decode_pb2.Vocabulary(tokens=tokens[: limits.vocab_size])
+        return self._vocabulary
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, limits: ModelLimits) -> list[int]:
         """The ids of a prompt, exactly as Generate would see them."""

@@ -79,7 +79,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         submit = build_submission(
             request, plan, prompt, limits, caller=caller, request_id=request_id, seed=secrets.randbits(64)
         )
-        stream = self._pool.submit(model, submit, caller.tenant, plan.num_samples)
+        vocabulary = await self._prompts.vocabulary(limits) if request.output.HasField("constraint") else None
+        stream = self._pool.submit(model, submit, caller.tenant, plan.num_samples, vocabulary)
         generation = Generation(
             stream,
             plan,

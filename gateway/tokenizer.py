@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from common.errors import InvalidArgument
+from common.errors import InvalidArgument, Unimplemented
 from common.gguf_metadata import read_metadata
 from gateway.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from gateway.gguf_tokenizer import build_from_gguf
@@ -97,6 +97,17 @@ class ModelTokenizer:
         if self._style == "sentencepiece":
             return ByteDetokenizer(self._token_bytes, strip_space=True)
         return WindowDetokenizer(self._library_decode)
+
+    def all_token_bytes(self) -> list[bytes]:
+        """The bytes of every id in order, empty for special tokens. Raises Unimplemented where tokens are no bytes."""
+        if self._style == "other":
+            raise Unimplemented(
+                "output.constraint: the tokens of this model's tokenizer are no byte strings",
+                reason="FIELD_UNIMPLEMENTED",
+                metadata={"field": "output.constraint"},
+            )
+        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        return [self._token_bytes(index) for index in range(highest + 1)]
 
     def _library_decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

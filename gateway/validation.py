@@ -23,6 +23,7 @@ MAX_STOP_BYTES: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_CONSTRAINT_BYTES: Final = 65_536
 MAX_PROMPT_ENTRIES: Final = 131_072
 MAX_DRAFT_TOKENS: Final = 16
 MAX_BEAMS: Final = 16
@@ -72,6 +73,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
             raise InvalidArgument(
                 "output.prompt_logprobs", "a kept conversation is not computed again; allowed is none"
             )
+    _check_constraint(request)
     _whole("priority", request.priority, -100, 100)
     check_label(request.request_label)
     stopping = request.stopping
@@ -113,6 +115,24 @@ def check_prompt_logprobs(output: inference_pb2.Output, num_tokens: int) -> None
             "output.prompt_logprobs",
             f"tokens of the prompt times (1 + it) are {entries}; allowed are at most {MAX_PROMPT_ENTRIES}",
         )
+
+
+def _check_constraint(request: inference_pb2.GenerateRequest) -> None:
+    if not request.output.HasField("constraint"):
+        return
+    constraint, stopping = request.output.constraint, request.stopping
+    kind = constraint.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgument("output.constraint", "is empty; allowed is one of json_schema, regex and grammar")
+    size = len(getattr(constraint, kind).encode())
+    if not 1 <= size <= MAX_CONSTRAINT_BYTES:
+        raise InvalidArgument(f"output.constraint.{kind}", f"has {size} bytes; allowed are 1..{MAX_CONSTRAINT_BYTES}")
+    if stopping.min_tokens:
+        raise InvalidArgument("stopping.min_tokens", "with output.constraint allowed is 0: it says where the text ends")
+    if stopping.ignore_eos:
+        raise InvalidArgument("stopping.ignore_eos", "with output.constraint allowed is false: it says where to end")
+    if request.beam.width:
+        raise InvalidArgument("beam.width", "with output.constraint allowed is 0")
 
 
 def check_public_tokens(cache: inference_pb2.Cache, num_tokens: int) -> None:

@@ -230,3 +230,17 @@ def test_a_step_with_decodes_has_its_own_budget() -> None:
     assert mixed >= 9
     rig.scheduler.enqueue(make(3, 150, max_tokens=1))
     assert [count for _, count in rig.step().chunks] == [64]
+
+
+@pytest.mark.parametrize("tenant", ["other", "flood"])
+def test_who_gives_way_is_of_the_tenant_that_holds_most(tenant: str) -> None:
+    """A pool too small for what runs: of another tenant, the one that came last stays; of the same tenant, the positive
+    control, it is the first to go."""
+    rig = Rig(num_blocks=20, max_batch=4)
+    for number in range(1, 4):
+        rig.scheduler.enqueue(make(number, 12, max_tokens=30, tenant="flood"))
+    rig.scheduler.enqueue(make(9, 12, max_tokens=30, tenant=tenant))
+    for _ in range(200):
+        rig.step()
+    assert sorted(rig.ended) == [1, 2, 3, 9]
+    assert rig.preempted[0] == (9 if tenant == "flood" else 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,6 +182,37 @@ def test_row_40_prompt_logprobs_are_of_this_computation(node: Node, solo: Solo, 
         assert values == want.accepted.prompt_logprobs
         assert all(len(value.top) == 3 and value.top[0].logprob >= value.logprob for value in values)
     assert node.generate(make_request(first, new=2)).cached_tokens == B, "positive control: it was there to be hit"
+
+
+def test_constrained_answers_match_and_bad_constraints_are_refused(
+    node: Node, neighbour: Background, prompts: Prompts
+) -> None:
+    """A schema, an expression, a grammar on a model that knows nothing of them: what ended by itself matches; without
+    them, the positive control, nothing does. What is no constraint is INVALID_ARGUMENT by field."""
+    pytest.importorskip("llguidance", reason="a run-time dependency: install it with constraints.txt")
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yz"]}}, "required": ["a"]}
+    schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    cases = [
+        ({"json_schema": json.dumps(schema)}, r'\{"a":"(x|yz)"\}'),
+        ({"regex": "[0-9]{2,4}-[a-f]+!"}, "[0-9]{2,4}-[a-f]+!"),
+        ({"grammar": 'root ::= ("ab" | "cd")+ "."'}, r"(ab|cd)+\."),
+    ]
+    for kind, form in cases:
+        request = make_request(prompts.tokens(B + 3), new=200, temperature=1.0, n=3, seed=4, ignore_eos=False)
+        free = node.generate(request)
+        request.output.constraint.CopyFrom(pb.Constraint(**kind))
+        found = node.generate(request)
+        ended = [sample for sample in found.samples.values() if sample.reason == pb.FINISH_REASON_STOP]
+        assert ended
+        assert all(re.fullmatch(form, sample.text) for sample in ended), [sample.text for sample in ended]
+        assert not any(re.fullmatch(form, sample.text) for sample in free.samples.values())
+    for kind in ({"json_schema": '{"type": "objec"}'}, {"regex": "(a"}, {"grammar": "start: missing"}):
+        request = make_request(prompts.tokens(8), new=2, ignore_eos=False)
+        request.output.constraint.CopyFrom(pb.Constraint(**kind))
+        with pytest.raises(grpc.RpcError) as caught:
+            node.generate(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"output.constraint.{next(iter(kind))}" in str(caught.value.details())
 
 
 @pytest.mark.parametrize("field", ["adapter"])

@@ -36,6 +36,10 @@ def cache(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", cache=pb.Cache(**fields))
 
 
+def constrained(stopping: pb.Stopping | None = None, **kind: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(stopping=stopping, output=pb.Output(constraint=pb.Constraint(**kind)))
+
+
 def session(**fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="x", session=pb.Session(**fields))
 
@@ -109,6 +113,11 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
         lambda: pb.GenerateRequest(output=pb.Output(prompt_logprobs=0), session=pb.Session(handle=HANDLE)),
         "output.prompt_logprobs",
     ),
+    (lambda: constrained(), "output.constraint"),
+    (lambda: constrained(regex=""), "output.constraint.regex"),
+    (lambda: constrained(grammar="\u00e9" * 32_769), "output.constraint.grammar"),
+    (lambda: constrained(pb.Stopping(min_tokens=1), json_schema="{}"), "stopping.min_tokens"),
+    (lambda: constrained(pb.Stopping(ignore_eos=True), json_schema="{}"), "stopping.ignore_eos"),
     (lambda: sampling(bad_token_ids=[5, -1]), "sampling.bad_token_ids[1]"),
     (lambda: sampling(bad_token_ids=[2**40]), "sampling.bad_token_ids[0]"),
     (lambda: sampling(bad_token_ids=[5] * 1025), "sampling.bad_token_ids"),

@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("submit", "cancel", "consumed")
+    __slots__ = ("submit", "cancel", "consumed", "vocabulary")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     consumed: Consumed
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ...) -> None: ...
+    vocabulary: Vocabulary
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds", "beam", "speculation", "tenant", "tenant_weight")
@@ -54,6 +56,12 @@ class Submit(_message.Message):
     tenant: str
     tenant_weight: float
     def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ..., beam: _Optional[_Union[_inference_pb2.Beam, _Mapping]] = ..., speculation: _Optional[_Union[_inference_pb2.Speculation, _Mapping]] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
+
+class Vocabulary(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, tokens: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("request", "index", "finish")
