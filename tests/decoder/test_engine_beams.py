@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from common.errors import InvalidArgument, ResourceExhausted
+from decoder.beams import blocks_of_group
+from decoder.cache_api import CreditReclaimed
 from decoder.outputs import EndReason
 from decoder.sequence import BeamParams, Request, StoppingParams
 from tests.decoder.rig import BLOCK_TOKENS, VOCAB, Node, prompt_of, recall_logits, request, solo
+from tests.decoder.test_engine_speculation import LOOKUP, telling
 
 Answer = tuple[tuple[int, ...], int | None]
 
@@ -226,3 +232,73 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
         assert [item.top[0][0] for item in logprobs] == [int(row.argmax()) for row in rows]
         sums.append(sum(told))
     assert sums == sorted(sums, reverse=True)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_whatever_happens_searches_and_guesses_are_as_if_alone(seed: int) -> None:
+    """Searches, guesses, samples and plain requests on small pools, with late answers, cancels and credit asked back:
+    all end, all say what they say alone, and nothing is held. Only beams that a full pool cannot hold may fail."""
+    chance = random.Random(seed)
+    blocks = chance.choice((12, 18, 30, 60))
+    node = Node(
+        num_blocks=blocks,
+        max_batch=chance.choice((4, 5, 8)),
+        chunk_tokens=chance.choice((16, 24, 64)),
+        lateness=lambda: chance.choice((0, 0, 1, 2, 5)),
+    )
+    shared = prompt_of(chance.randrange(1, 20), seed=seed % 7)
+    items = [_any_request(number, chance, shared) for number in range(chance.randrange(2, 9))]
+    telling(node, [item for item in items if item.beam is None], 0.4)
+    cancelled: set[int] = set()
+    waiting = list(items)
+    for _ in range(4000):
+        if waiting and chance.random() < 0.5:
+            node.submit(waiting.pop(0))
+        if chance.random() < 0.03:
+            number = chance.choice(items).number
+            cancelled.add(number)
+            node.engine.cancel(node.sink, number)
+        if chance.random() < 0.05:
+            node.engine._inbox.put(CreditReclaimed(chance.randrange(1, 4)))
+        node.step()
+        node.engine._loop._next_retry_ns = 0  # time passes
+        assert not node.manager.check_integrity()
+        if not waiting and all(node.sink.done(item.number) or item.number in cancelled for item in items):
+            break
+    else:
+        raise AssertionError(f"seed {seed}: {[item.number for item in items if not node.sink.done(item.number)]}")
+    for item in items:
+        error = node.sink.failed.get(item.number)
+        if error is not None:
+            assert item.beam is not None and isinstance(error, ResourceExhausted), (seed, error)
+            length = len(item.prompt) + item.stopping.max_tokens
+            assert blocks_of_group(BLOCK_TOKENS, len(item.prompt), length, item.beam.width) > blocks, seed
+        elif item.number in cancelled:
+            continue
+        elif item.beam is not None:
+            assert answers(node, item.number) == expected(item), (seed, item.number)
+        else:
+            told = {s: node.sink.tokens[item.number, s] for s in range(item.sampling.num_samples)}
+            assert told == solo(item), (seed, item.number)
+    for item in items:
+        node.engine.cancel(node.sink, item.number)
+    node.assert_quiet()
+    assert node.engine._loop._scheduler.forking == 0
+
+
+def _any_request(number: int, chance: random.Random, shared: list[int]) -> Request:
+    prompt = (shared if chance.random() < 0.6 else []) + prompt_of(chance.randrange(1, 12), seed=chance.randrange(4))
+    fields: dict[str, Any] = {
+        "max_tokens": chance.randrange(1, 12),
+        "priority": chance.randrange(2),
+        "no_store": chance.random() < 0.2,
+        "stop_ids": chance.choice(((), (), range(8))),
+    }
+    if chance.random() < 0.5:
+        width = chance.randrange(1, 5)
+        return beamed(number, prompt, width, chance.choice((0.0, 1.0)), n=chance.randrange(1, width + 1), **fields)
+    return request(
+        number, prompt, speculation=chance.choice((None, LOOKUP)), num_samples=chance.choice((1, 1, 2)),
+        temperature=chance.choice((0.0, 1.0)), seed=chance.randrange(100), **fields,
+    )  # fmt: skip

@@ -26,6 +26,7 @@ from tests.decoder.cut_proxy import CutProxy
 from tests.decoder.rig import Node, greedy_oracle, prompt_of, solo
 from tests.decoder.rig import request as plain_request
 from tests.decoder.test_cache_client import Decoder, target_of, until
+from tests.decoder.test_engine_beams import beamed, expected
 
 STEP_SECONDS = 0.004
 LOAD_SECONDS = 60.0
@@ -62,6 +63,8 @@ def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
         samples = dice.choice((1, 1, 1, 3))
         sampling = {"num_samples": samples, "temperature": 1.0, "seed": number} if samples > 1 else {}
         requests.append(plain_request(number, prompt, max_tokens=dice.randrange(5, 60), **sampling))
+    for number in range(24, 28):
+        requests.append(beamed(number, prompt_of(9, seed=number), 3, max_tokens=9))
 
     async def inside() -> None:
         async with running(pool_blocks=dice.choice((40, 200))) as rig, behind_proxy(rig) as (decoder, proxy):
@@ -82,8 +85,11 @@ def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
             assert cuts > 3 and session == 1
             assert not decoder.sink.failed, decoder.sink.failed
             for request in requests:
-                expected = solo(request)
-                assert {sample: decoder.sink.tokens[request.number, sample] for sample in expected} == expected
+                told = [decoder.sink.tokens[request.number, s] for s in range(request.sampling.num_samples)]
+                if request.beam is None:
+                    assert dict(enumerate(told)) == solo(request)
+                else:
+                    assert [tuple(tokens) for tokens in told] == [tokens for tokens, _ in expected(request)]
             await quiet(rig)
             assert (await rig.snapshot()).sessions == 1
 
