@@ -396,6 +396,21 @@ def test_the_youngest_of_the_lowest_priority_gives_way_and_comes_back_first() ->
     assert rig.ended[0] == 2, "the highest rank is never preempted for another"
 
 
+def test_a_beam_group_gives_way_as_a_whole() -> None:
+    """When one member of a group has to give way all do; others keep their places, and nobody is admitted meanwhile."""
+    rig = Rig(num_blocks=9)
+    first, *members = [make(number, 7, max_tokens=20) for number in range(1, 5)]
+    for member in members:
+        member.group = rig
+    for sequence in (first, *members):
+        rig.scheduler.enqueue(sequence)
+    while not rig.preempted:
+        rig.step()
+    assert sorted(rig.preempted) == [2, 3, 4]
+    assert rig.scheduler.running == [first]
+    assert rig.scheduler.next_admission() is None
+
+
 def test_after_a_preemption_the_blocks_go_to_who_needed_them() -> None:
     """Nobody is admitted for a while, unless somebody leaves; then the queue moves again."""
     rig = Rig(num_blocks=6, max_batch=3)
