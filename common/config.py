@@ -18,7 +18,7 @@ from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
 from common.layout import MAX_BLOCK_TOKENS
 from common.logs import LEVELS
-from common.paths import default_state_dir
+from common.paths import default_state_dir, packed_dir
 
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "float16", "bfloat16")
@@ -56,6 +56,7 @@ class Options:
     decoders: int = 1
     decoder_index: int = 0
     threads: int = 0
+    weights_cache: Path | None = None
     max_queue: int = 256
     max_queue_total: int | None = None
     window_tokens: int = 256
@@ -169,6 +170,10 @@ def _path(text: str) -> Path:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+def _folder_or_none(text: str) -> Path | None:
+    return None if text == "none" else _path(text)
+
+
 _OPTIONS = (
     _Option("state_dir", _path, "keys, sockets and the tenant database", "DIR"),
     _Option("model", _path, "a GGUF file or a Hugging Face directory", "PATH"),
@@ -191,6 +196,7 @@ _OPTIONS = (
     _Option("decoders", _whole(1, 64), "decoder processes (default 1)", "N"),
     _Option("decoder_index", _whole(0, 63), "number of this decoder (default 0)", "N"),
     _Option("threads", _whole(0, 1024), "compute threads of a decoder (default 0: all cores)", "N"),
+    _Option("weights_cache", _folder_or_none, "packed weights that decoders share, or none (default: ~/.cache)", "DIR"),
     _Option("max_queue", _whole(1, 1_000_000), "requests of a tenant that may wait in a decoder (default 256)", "N"),
     _Option("max_queue_total", _whole(1, 1_000_000), "requests of all that may wait (default: 4 x max-queue)", "N"),
     _Option("window_tokens", _whole(1, 1_000_000), "tokens a sample may run ahead of its reader (default 256)", "N"),
@@ -237,7 +243,7 @@ def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> O
     """Merge flags, `TESSERA_*`, the TOML file and defaults. Raises ValueError with the option and its source."""
     source = "--config" if namespace.config is not None else "TESSERA_CONFIG"
     file_values = _read_file(source, namespace.config if namespace.config is not None else environ.get(source) or None)
-    values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
+    values: dict[str, Any] = {"state_dir": default_state_dir(environ), "weights_cache": packed_dir(environ)}
     for option in _OPTIONS:
         flag, variable = getattr(namespace, option.name, None), f"TESSERA_{option.name.upper()}"
         if flag is not None:

@@ -138,5 +138,14 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 def models_dir(environ: Mapping[str, str]) -> Path:
     """`$XDG_CACHE_HOME/tessera/models`, or `~/.cache/tessera/models`: where fetched models lie."""
+    return _cache_dir(environ) / "models"
+
+
+def packed_dir(environ: Mapping[str, str]) -> Path:
+    """`packed` beside it: weights as the CPU's kernels read them, which decoders share."""
+    return _cache_dir(environ) / "packed"
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "tessera" / "models"
+    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "tessera"

@@ -176,6 +176,7 @@ def load_draft(
     draft = load_model(
         options.draft_model, dtype, options.block_tokens, options.kv_dtype, options.threads,
         lambda stage, fraction: progress(f"draft {stage}", fraction), options.max_context or 0,
+        options.weights_cache,
     )  # fmt: skip
     check_same_vocabulary(model, draft)
     arena = private_arena(draft.layout, num_draft_blocks(draft, options.draft_kv_bytes) - 1)

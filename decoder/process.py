@@ -227,6 +227,7 @@ def _load(path: Path, device: ComputeDevice, options: Options) -> tuple[Any, Dra
         options.threads,
         progress,
         options.max_context or 0,
+        options.weights_cache,
     )
     model.warm_up(private_arena(model.layout, 1))
     log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# Processes that tests start leave nothing in the cache folder of whoever runs them.
+os.environ.setdefault("TESSERA_WEIGHTS_CACHE", "none")
 
 settings.register_profile("same-every-time", derandomize=True)
 settings.load_profile("same-every-time")

@@ -21,7 +21,8 @@ from decoder.batch import StepBatch
 from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig, ModelDigests, refuse
-from decoder.models.weights import FloatArray, PackedWeights, Read
+from decoder.models.packing import Memory
+from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
 from decoder.models.workspace import Workspace
 
 IntArray = NDArray[np.int32]
@@ -47,7 +48,8 @@ class CausalLM:
     `read` gives a tensor by its Hugging Face name. `kernels` is "auto" (the fastest the CPU has) or "portable". `dtype`
     is the type of the weights, by default that of keys and values. Beside bfloat16 weights, bfloat16 keys and values
     mean that queries, attention and the inputs of products are rounded to bfloat16 too. With any other type they are
-    not: they are float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16.
+    not: they are float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16. `make_memory`
+    gives the memory that the weights lie in.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class CausalLM:
         report: Callable[[float], None] = lambda done: None,
         kernels: str = "auto",
         dtype: KvDtype | None = None,
+        make_memory: MakeMemory = Memory,
     ) -> None:
         refuse_unserved(config)
         self.config = config
@@ -69,7 +72,7 @@ class CausalLM:
         self._bfloat16 = (dtype or layout.dtype) is KvDtype.BFLOAT16
         self._kernels = self._choose(kernels)
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
-        self._weights = PackedWeights(config, read, self._bfloat16, report)
+        self._weights = PackedWeights(config, read, self._bfloat16, report, make_memory)
         frame = self._frame
         frame[f.LAYERS] = self._weights.rows.ctypes.data
         frame[f.EMBEDDING] = self._weights.embedding.ctypes.data

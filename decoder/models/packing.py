@@ -8,7 +8,7 @@ pairs; outputs are padded with zero weights to a multiple of 32, inputs to a mul
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,24 +16,37 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
 
-_HUGE_PAGE = 1 << 21
+HUGE_PAGE: Final = 1 << 21
+
+
+PACKING_VERSION: Final = 1
+"""Of everything that decides which bytes packed weights are. One more makes files of packed weights void."""
 
 
 class Memory:
-    """One zeroed, page-aligned mapping cut into 64-byte-aligned arrays. Arrays live as long as this object."""
+    """One zeroed, page-aligned mapping cut into 64-byte-aligned arrays. Arrays live as long as this object.
+
+    filled: what is taken holds its weights already and cannot be written (`decoder/weights/packed_file.py`)
+    """
+
+    filled = False
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes + 2 * _HUGE_PAGE)
+        # Private: shared anonymous memory is a file of tmpfs to the kernel, and mostly gets no huge pages.
+        self._map = mmap.mmap(-1, num_bytes + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         # Products prefetch past the end of a weight; the slack keeps that inside the mapping.
-        self._offset = self._start = -self._bytes.ctypes.data % _HUGE_PAGE
+        self._offset = self._start = -self._bytes.ctypes.data % HUGE_PAGE
 
     @property
     def used_bytes(self) -> int:
         """Bytes taken so far."""
         return self._offset - self._start
+
+    def finish(self) -> None:
+        """All arrays are taken and filled; they are not written from now on."""
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """A zeroed array. Raises ValueError when the mapping was sized too small."""
@@ -62,6 +75,14 @@ def packed_elements(outputs: int, inputs: int) -> int:
     return round_up(outputs, 32) * round_up(inputs, 32)
 
 
+def take_packed(memory: Memory, outputs: int, inputs: int, bfloat16: bool) -> NDArray[Any]:
+    """Room for a packed matrix [out, in]."""
+    rows, columns = round_up(outputs, 32), round_up(inputs, 32)
+    if bfloat16:
+        return memory.take((rows // 16, columns // 32, 16, 16, 2), np.uint16)
+    return memory.take((rows // 16, columns, 16), np.float32)
+
+
 def pack(memory: Memory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
     """Pack one matrix [out, in] into `memory`."""
     outputs, inputs = matrix.shape
@@ -70,15 +91,14 @@ def pack(memory: Memory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
         padded = np.zeros((rows, columns), np.float32)
         padded[:outputs, :inputs] = matrix
         matrix = padded
+    packed = take_packed(memory, outputs, inputs, bfloat16)
     # torch copies between strides with all cores; numpy does not.
     if bfloat16:
-        packed = memory.take((rows // 16, columns // 32, 16, 16, 2), np.uint16)
         # One word is a pair of k.
         words = torch.from_numpy(to_bfloat16(matrix).view(np.int32))
         target = torch.from_numpy(packed.view(np.int32).reshape(rows // 16, columns // 32, 16, 16))
         target.copy_(words.view(rows // 16, 16, columns // 32, 16).permute(0, 2, 3, 1))
     else:
-        packed = memory.take((rows // 16, columns, 16), np.float32)
         floats = torch.from_numpy(np.require(matrix, requirements=["C", "W"]))
         torch.from_numpy(packed).copy_(floats.view(rows // 16, 16, columns).permute(0, 2, 1))
     return packed

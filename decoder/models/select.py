@@ -20,7 +20,8 @@ from common.errors import FailedPrecondition, InvalidArgument
 from common.layout import KvDtype, KvLayout
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.llama import CausalLM
-from decoder.models.weights import Read
+from decoder.models.packing import Memory
+from decoder.models.weights import MakeMemory, Read
 
 INTERPRETER: Final = "interpreter"
 """A device for tests: the GPU's form on the CPU. `--device` does not take it, `--fault interpreted_kernels=1` does."""
@@ -84,10 +85,11 @@ def build_model(
     threads: int,
     report: Callable[[float], None],
     dtype: KvDtype,
+    make_memory: MakeMemory = Memory,
 ) -> Any:
     """The model on a device: what `decoder.runner.StepModel` asks for, and `warm_up`."""
     if not device.uses_triton:
-        return CausalLM(config, layout, digests, read, threads, report, dtype=dtype)
+        return CausalLM(config, layout, digests, read, threads, report, dtype=dtype, make_memory=make_memory)
     from decoder.models.device_model import DeviceModel
 
     if device.gpu is not None:

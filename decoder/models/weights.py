@@ -6,6 +6,7 @@ input, padding to whole tiles. Owns the memory that the rows point at. Called by
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 
 from decoder.kernels import frame as f
 from decoder.models.config import ModelConfig
-from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, to_bfloat16
+from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, take_packed, to_bfloat16
 from decoder.models.rope import rotary_tables
 
 FloatArray = NDArray[np.float32]
 Read = Callable[[str], FloatArray]
+Make = Callable[[], FloatArray]
+MakeMemory = Callable[[int], Memory]
 
 _ALIGNMENT: Final = 64  # bytes that an array may take more than its elements
 
@@ -30,13 +33,22 @@ class PackedWeights:
     embedding:  [vocabulary, padded hidden size], scaled, as float32 or as the bits of bfloat16
     head:       the packed output matrix
     final_norm: float32 [padded hidden size]
+
+    `make_memory` gives memory of so many bytes. Where it is filled already, nothing is read.
     """
 
-    def __init__(self, config: ModelConfig, read: Read, bfloat16: bool, report: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: Read,
+        bfloat16: bool,
+        report: Callable[[float], None],
+        make_memory: MakeMemory = Memory,
+    ) -> None:
         self._config = config
         self._read = read
         self._bfloat16 = bfloat16
-        self._memory = Memory(_num_bytes(config, bfloat16))
+        self._memory = make_memory(_num_bytes(config, bfloat16))
         self._tables = {
             rope: rotary_tables(rope, config.max_position)
             for rope in dict.fromkeys((config.rope, config.local_rope))
@@ -46,10 +58,12 @@ class PackedWeights:
         for layer in range(config.num_layers):
             self._set_layer(layer)
             report((layer + 1) / (config.num_layers + 1))
-        table = read("model.embed_tokens.weight")
-        self.head = self._pack(table if config.tie_embeddings else read("lm_head.weight"))
+        table = functools.cache(lambda: read("model.embed_tokens.weight"))
+        head = table if config.tie_embeddings else lambda: read("lm_head.weight")
+        self.head = self._pack(config.vocab_size, config.hidden_size, head)
         self.embedding = self._embedding(table)
-        self.final_norm = self._vector(read("model.norm.weight"))
+        self.final_norm = self._vector(config.hidden_size, lambda: read("model.norm.weight"))
+        self._memory.finish()
 
     @property
     def read_bytes(self) -> int:
@@ -61,21 +75,24 @@ class PackedWeights:
         prefix = f"model.layers.{layer}."
         attention = f"{prefix}self_attn."
         after, before = "post_attention_layernorm", "post_attention_layernorm"
+        hidden, queries, fused = config.hidden_size, config.query_size, config.query_size + 2 * config.kv_size
         if config.post_norms:
             before = "pre_feedforward_layernorm"
-            row[f.LAYER_POST_MIX_NORM] = self._address(read(f"{prefix}{after}.weight"))
-            row[f.LAYER_POST_MLP_NORM] = self._address(read(f"{prefix}post_feedforward_layernorm.weight"))
-        row[f.LAYER_NORM] = self._address(read(f"{prefix}input_layernorm.weight"))
-        row[f.LAYER_POST_NORM] = self._address(read(f"{prefix}{before}.weight"))
-        fused = np.concatenate([read(f"{attention}{name}_proj.weight") for name in "qkv"])
-        row[f.LAYER_QKV] = self._pack(fused).ctypes.data
-        row[f.LAYER_MIX] = self._pack(read(f"{attention}o_proj.weight")).ctypes.data
+            row[f.LAYER_POST_MIX_NORM] = self._address(hidden, f"{prefix}{after}.weight")
+            row[f.LAYER_POST_MLP_NORM] = self._address(hidden, f"{prefix}post_feedforward_layernorm.weight")
+        row[f.LAYER_NORM] = self._address(hidden, f"{prefix}input_layernorm.weight")
+        row[f.LAYER_POST_NORM] = self._address(hidden, f"{prefix}{before}.weight")
+
+        def joined(kind: str) -> FloatArray:
+            return np.concatenate([read(f"{attention}{name}_proj.{kind}") for name in "qkv"])
+
+        row[f.LAYER_QKV] = self._pack(fused, hidden, lambda: joined("weight")).ctypes.data
+        row[f.LAYER_MIX] = self._pack(hidden, queries, lambda: read(f"{attention}o_proj.weight")).ctypes.data
         if config.qkv_bias:
-            biases = np.concatenate([read(f"{attention}{name}_proj.bias") for name in "qkv"])
-            row[f.LAYER_QKV_BIAS] = self._address(biases)
+            row[f.LAYER_QKV_BIAS] = self._vector(fused, lambda: joined("bias")).ctypes.data
         if config.qk_norms:
-            row[f.LAYER_QUERY_NORM] = self._address(read(f"{attention}q_norm.weight"))
-            row[f.LAYER_KEY_NORM] = self._address(read(f"{attention}k_norm.weight"))
+            row[f.LAYER_QUERY_NORM] = self._address(config.head_dim, f"{attention}q_norm.weight")
+            row[f.LAYER_KEY_NORM] = self._address(config.head_dim, f"{attention}k_norm.weight")
         row[f.LAYER_GATE_UP], row[f.LAYER_DOWN] = self._gated(f"{prefix}mlp.")
         cosines, sines = self._tables[config.layer_rope(layer)]
         row[f.LAYER_COSINES], row[f.LAYER_SINES] = cosines.ctypes.data, sines.ctypes.data
@@ -83,25 +100,37 @@ class PackedWeights:
 
     def _gated(self, prefix: str) -> tuple[int, int]:
         """Addresses of the packed gate and up projections, alternating, and of the down projection."""
-        gate, up = (_padded_rows(self._read(f"{prefix}{name}_proj.weight")) for name in ("gate", "up"))
-        gate_up = self._pack(interleave_blocks(gate, up))
-        return gate_up.ctypes.data, self._pack(self._read(f"{prefix}down_proj.weight")).ctypes.data
+        hidden, inner = self._config.hidden_size, self._config.intermediate_size
 
-    def _pack(self, matrix: FloatArray) -> NDArray[Any]:
-        return pack(self._memory, matrix, self._bfloat16)
+        def alternating() -> FloatArray:
+            gate, up = (_padded_rows(self._read(f"{prefix}{name}_proj.weight")) for name in ("gate", "up"))
+            return interleave_blocks(gate, up)
 
-    def _vector(self, values: FloatArray) -> NDArray[Any]:
-        array = self._memory.take((round_up(values.size, 32),), np.float32)
-        array[: values.size] = values
+        gate_up = self._pack(2 * round_up(inner, 32), hidden, alternating)
+        down = self._pack(hidden, inner, lambda: self._read(f"{prefix}down_proj.weight"))
+        return gate_up.ctypes.data, down.ctypes.data
+
+    def _pack(self, outputs: int, inputs: int, make: Make) -> NDArray[Any]:
+        if self._memory.filled:
+            return take_packed(self._memory, outputs, inputs, self._bfloat16)
+        return pack(self._memory, make(), self._bfloat16)
+
+    def _vector(self, size: int, make: Make) -> NDArray[Any]:
+        array = self._memory.take((round_up(size, 32),), np.float32)
+        if not self._memory.filled:
+            array[:size] = make()
         return array
 
-    def _address(self, values: FloatArray) -> int:
-        return int(self._vector(values).ctypes.data)
+    def _address(self, size: int, name: str) -> int:
+        return int(self._vector(size, lambda: self._read(name)).ctypes.data)
 
-    def _embedding(self, table: FloatArray) -> NDArray[Any]:
+    def _embedding(self, make: Make) -> NDArray[Any]:
         """The table with its scale folded in, rounded as a product of two numbers of the weights' type is."""
-        rows, hidden = table.shape
+        rows, hidden = self._config.vocab_size, self._config.hidden_size
         array = self._memory.take((rows, round_up(hidden, 32)), np.uint16 if self._bfloat16 else np.float32)
+        if self._memory.filled:
+            return array
+        table = make()
         scale = np.float32(self._config.embedding_scale)
         if self._bfloat16:
             rounded = (to_bfloat16(np.array([scale])).astype(np.uint32) << 16).view(np.float32)[0]

@@ -6,6 +6,7 @@ by the model ends the load with an InvalidArgument that names it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from common.errors import InvalidArgument
 from common.layout import KvDtype, KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
+from decoder.models.packing import Memory
 from decoder.models.select import ON_CPU, ComputeDevice, build_model
+from decoder.weights.packed_cache import PackedCache
 from decoder.weights.source import open_source
 
 Progress = Callable[[str, float], None]
@@ -110,9 +113,12 @@ def load_model(
     threads: int = 0,
     progress: Progress | None = None,
     max_context: int = 0,
+    weights_cache: Path | None = None,
 ) -> CausalLM:
     """Load a `.gguf` file or a Hugging Face directory for the CPU; see `load_on`."""
-    model: CausalLM = load_on(ON_CPU, path, dtype, block_tokens, kv_dtype, threads, progress, max_context)
+    model: CausalLM = load_on(
+        ON_CPU, path, dtype, block_tokens, kv_dtype, threads, progress, max_context, weights_cache
+    )
     return model
 
 
@@ -125,6 +131,7 @@ def load_on(
     threads: int = 0,
     progress: Progress | None = None,
     max_context: int = 0,
+    weights_cache: Path | None = None,
 ) -> Any:
     """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
 
@@ -138,6 +145,7 @@ def load_on(
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
                   (`decoder/models/rope.py`); 0 means what the model was made for
+    weights_cache: folder of packed weights, which decoders share; None: each has its own
 
     Raises InvalidArgument naming what is wrong or not served.
     """
@@ -156,8 +164,18 @@ def load_on(
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
     digests = digest_config(config, source.digest(), f"{dtype}/gpu" if device.uses_triton else dtype)
-    model = build_model(
-        device, config, layout, digests, source.read, threads, lambda done: report("weights", done), KvDtype(dtype)
-    )
+    cache = None if weights_cache is None or device.uses_triton else PackedCache(weights_cache, digests, dtype)
+    with cache.locked() if cache else contextlib.nullcontext():
+        model = build_model(
+            device,
+            config,
+            layout,
+            digests,
+            source.read,
+            threads,
+            lambda done: report("weights", done),
+            KvDtype(dtype),
+            cache.make_memory if cache else Memory,
+        )
     report("weights", 1.0)
     return model

@@ -150,3 +150,10 @@ def test_a_device_without_a_uuid_is_refused_by_name(text: str) -> None:
     """A number is no name of a GPU: processes number them differently."""
     with pytest.raises(ValueError, match=r"--device: .* is not cpu, cuda, auto or cuda:<UUID>"):
         load("--device", text)
+
+
+def test_packed_weights_lie_in_the_cache_folder_unless_said_otherwise() -> None:
+    """By XDG, at the path that is named, or nowhere."""
+    assert load().weights_cache is not None and str(load().weights_cache).endswith("tessera/packed")
+    assert load("--weights-cache", "/x/y").weights_cache == Path("/x/y")
+    assert load("--weights-cache", "none").weights_cache is None
