@@ -12,7 +12,8 @@ from common.errors import InvalidArgument, NotFound, ResourceExhausted
 from decoder.cache_api import Kept
 from decoder.outputs import EndReason, SampleEnded
 from decoder.sequence import Request
-from tests.decoder.rig import EOS, Node, RecordingSink, greedy_oracle, prompt_of, request, solo
+from tests.decoder.rig import BLOCK_TOKENS, EOS, Node, RecordingSink, greedy_oracle, prompt_of, request, solo
+from tests.decoder.test_engine_speculation import LOOKUP, telling
 
 
 def kept(
@@ -65,6 +66,26 @@ def test_a_turn_goes_on_as_if_the_whole_conversation_had_been_sent() -> None:
         assert started.prompt_tokens == before + len(turn)
         assert list(started.base_tokens) == conversation[:before][-64:]
     drop_all(node, (1, 0), (2, 0), (3, 0))
+
+
+def test_a_conversation_with_guesses_is_kept_without_them() -> None:
+    """What is kept after an answer with right and wrong guesses is the answer, in as many blocks as it needs; the next
+    turn goes on from it."""
+    node = Node()
+    first = kept(1, prompt_of(9), max_tokens=22, speculation=LOOKUP)
+    telling(node, [replace(first, keep_seconds=0.0)], 0.4)
+    answer = run(node, first)
+    assert answer == greedy_oracle(prompt_of(9), 22)
+    assert 0 < node.sink.drafts[1][1] < node.sink.drafts[1][0]
+    handle = handle_of(node, 1).handle
+    assert handle is not None and handle.num_tokens == 9 + 22
+    node.settle()
+    assert node.manager.snapshot().active_blocks == -(-(9 + 22 - 1) // BLOCK_TOKENS)
+    turn = prompt_of(5, seed=2)
+    assert run(node, kept(2, turn, handle=handle.handle, max_tokens=6)) == greedy_oracle(
+        [*prompt_of(9), *answer, *turn], 6
+    )
+    drop_all(node, (1, 0), (2, 0))
 
 
 @pytest.mark.parametrize("no_store", [False, True])

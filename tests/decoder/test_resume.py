@@ -20,6 +20,7 @@ from decoder.batch import StepBatch
 from decoder.cache_api import Attached, Away, Event, Lost, Resumed
 from decoder.cache_client import GrpcCacheClient
 from decoder.holdings import Holdings
+from decoder.sequence import SpeculationMode
 from tessera.admin.v1 import admin_pb2
 from tests.cachemgr.daemon_rig import Rig, attach_request, running
 from tests.decoder.cut_proxy import CutProxy
@@ -27,6 +28,7 @@ from tests.decoder.rig import Node, greedy_oracle, prompt_of, solo
 from tests.decoder.rig import request as plain_request
 from tests.decoder.test_cache_client import Decoder, target_of, until
 from tests.decoder.test_engine_beams import beamed, expected
+from tests.decoder.test_engine_speculation import LOOKUP, Teller
 
 STEP_SECONDS = 0.004
 LOAD_SECONDS = 60.0
@@ -62,13 +64,19 @@ def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
         prompt = prompt_of(dice.choice((3, 8, 9, 17, 30)), seed=dice.randrange(6))
         samples = dice.choice((1, 1, 1, 3))
         sampling = {"num_samples": samples, "temperature": 1.0, "seed": number} if samples > 1 else {}
-        requests.append(plain_request(number, prompt, max_tokens=dice.randrange(5, 60), **sampling))
+        speculation = LOOKUP if number % 3 == 0 else None
+        requests.append(
+            plain_request(number, prompt, max_tokens=dice.randrange(5, 60), speculation=speculation, **sampling)
+        )
+    answers = {request.number: solo(request) for request in requests}
     for number in range(24, 28):
         requests.append(beamed(number, prompt_of(9, seed=number), 3, max_tokens=9))
 
     async def inside() -> None:
         async with running(pool_blocks=dice.choice((40, 200))) as rig, behind_proxy(rig) as (decoder, proxy):
             session = (await rig.snapshot()).sessions
+            teller = Teller(answers, 0.4, seed)
+            decoder.engine._loop._speculator._drafters[SpeculationMode.PROMPT_LOOKUP] = teller
             for request in requests:
                 await decoder.take(rig, request)
             cuts, deadline = 0, time.monotonic() + LOAD_SECONDS

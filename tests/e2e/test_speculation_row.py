@@ -1,10 +1,15 @@
-"""Row 12 of the cases: guessing tokens ahead changes no reply and leaves no wrong guess in the index."""
+"""Rows 12 and 7 of the cases: guessing tokens ahead changes no reply and leaves no wrong guess in the index; beams."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 from tessera.inference.v1 import inference_pb2 as pb
 from tests.e2e.client import make_request
 from tests.e2e.oracle import Solo
+from tests.e2e.processes import poll
 from tests.e2e.prompts import Prompts
 from tests.e2e.rig import Node
 
@@ -69,3 +74,32 @@ def test_row_07_beams_never_touch_one_another(node: Node, solo: Solo, prompts: P
     assert len({tuple(sample.token_ids) for sample in results[0].samples.values()}) == 3
     assert all(result.usage.cow_copies >= 3 for result in results[:2])
     node.quiet()
+
+
+@pytest.mark.slow
+def test_guesses_and_beams_outlive_the_cache_manager(tiny_model: Path, solo: Solo, prompts: Prompts) -> None:
+    """A node with a draft model, which is the model itself: lookups, drafts and beams run while the cache manager is
+    killed and comes back; every reply is the solo one, greedy drafts were all right, and nothing stays held."""
+    options = ["--draft-model", str(tiny_model), "--draft-kv-bytes", "16M", "--threads", "1"]
+    with Node(tiny_model, pool_blocks=96, options=options, faults=["step_delay=0.05", "poison_on_free=1"]) as node:
+        node.fresh()
+        requests = []
+        for number, mode in enumerate((pb.SPECULATION_MODE_PROMPT_LOOKUP, pb.SPECULATION_MODE_DRAFT_MODEL) * 2):
+            lookup = mode == pb.SPECULATION_MODE_PROMPT_LOOKUP
+            requests.append(make_request(prompts.tokens(20 + number), new=60, bias=FEW if lookup else None))
+            requests[-1].speculation.mode = mode
+        requests.append(make_request(prompts.tokens(20), new=20, n=2))
+        requests[-1].beam.width = 3
+        running = [node.background(request) for request in requests]
+        poll(lambda: node.admin.snapshot().generated_tokens > 40, within=60, what="they decode")
+        node.processes["cachemgr"].kill()
+        node.processes["cachemgr"].start()
+        for request, one in zip(requests, running, strict=True):
+            result = one.result()
+            solo.check(request, result)
+            usage = result.usage
+            if request.speculation.mode == pb.SPECULATION_MODE_DRAFT_MODEL:
+                assert usage.drafted_tokens == usage.accepted_tokens > 0
+            elif request.speculation.mode == pb.SPECULATION_MODE_PROMPT_LOOKUP:
+                assert usage.accepted_tokens > 0
+        node.quiet()
