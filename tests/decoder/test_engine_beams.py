@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -302,3 +303,16 @@ def _any_request(number: int, chance: random.Random, shared: list[int]) -> Reque
         number, prompt, speculation=chance.choice((None, LOOKUP)), num_samples=chance.choice((1, 1, 2)),
         temperature=chance.choice((0.0, 1.0)), seed=chance.randrange(100), **fields,
     )  # fmt: skip
+
+
+def test_the_prompt_of_a_search_is_scored_like_any_other() -> None:
+    """Log-probabilities of the prompt come with a search too, the same as with a plain request."""
+    told = []
+    for beam in (None, BeamParams(3)):
+        node = Node(chunk_tokens=16)
+        node.submit(replace(request(1, prompt_of(23), max_tokens=4, beam=beam), num_prompt_logprobs=1))
+        node.finish(1)
+        told.append(node.sink.starts[1].prompt_logprobs)
+        node.assert_quiet()
+    assert told[0] == told[1]
+    assert len(told[0]) == 22
