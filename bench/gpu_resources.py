@@ -57,8 +57,6 @@ _INDICES: Final = frozenset(
 _FLOAT_POINTERS: Final = frozenset(
     {
         "log_sums",
-        "key_scales",
-        "value_scales",
         "partial",
         "statistics",
         "cosines",
@@ -75,6 +73,7 @@ _FLOAT_POINTERS: Final = frozenset(
         "rest_sums",
     }
 )
+_SCALES: Final = frozenset({"key_scales", "value_scales"})
 _WIDE_POINTERS: Final = {"temperatures": "*fp64", "seeds": "*i64"}
 _BYTES: Final = frozenset({"planes", "blocks", "buffer"})
 
@@ -108,6 +107,8 @@ def compile_case(case: Case) -> Any:
             signature[name] = "*fp32"
         elif name in _WIDE_POINTERS:
             signature[name] = _WIDE_POINTERS[name]
+        elif name in _SCALES:
+            signature[name] = "*i16"
         elif name in _BYTES:
             signature[name] = "*i32"
         elif name in ("keys", "values") and case.operation == "kv_write":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import KV_DTYPES
+from common.layout import KV_DTYPES
 from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
 from decoder.models.llama import CausalLM

@@ -94,7 +94,7 @@ def positive_list(text: str) -> list[int]:
 def model_shape(setting: Setting) -> tuple[ModelConfig, KvLayout]:
     """Sizes of the model and of its keys and values; reads the file's head, not its weights."""
     config = open_source(setting.model).config
-    layout = KvLayout(
+    layout = KvLayout.of(
         config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_TOKENS, default_kv_dtype(setting.dtype)
     )
     return config, layout

@@ -17,7 +17,7 @@ from common.addresses import is_local
 from common.config import DEFAULT_POOL_BYTES, MIN_POOL_BLOCKS, Options
 from common.errors import TesseraError
 from common.gguf_metadata import read_metadata
-from common.layout import KvDtype, KvLayout, default_kv_dtype
+from common.layout import KvLayout, default_kv_dtype
 
 WEIGHTS = "*.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -55,7 +55,7 @@ def _check_model(options: Options, model: Path) -> None:
     if sizes is None or options.pool_blocks is not None:
         return
     try:
-        layout = KvLayout(*sizes, options.block_tokens, KvDtype(options.kv_dtype or default_kv_dtype(options.dtype)))
+        layout = KvLayout.of(*sizes, options.block_tokens, options.kv_dtype or default_kv_dtype(options.dtype))
     except ValueError:
         return  # the decoder says why
     pool = options.pool_bytes or DEFAULT_POOL_BYTES

@@ -16,12 +16,11 @@ from common.addresses import check_host_port, check_listen
 from common.devices import CPU, parse_device
 from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
-from common.layout import MAX_BLOCK_TOKENS
+from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS
 from common.logs import LEVELS
 from common.paths import default_state_dir, packed_dir
 
 DTYPES = ("float32", "bfloat16")
-KV_DTYPES = ("float32", "float16", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_POOL_BYTES = 2 * 1024**3

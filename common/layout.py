@@ -35,21 +35,33 @@ class KvDtype(StrEnum):
         return 4 if self is KvDtype.FLOAT32 else 2
 
 
-def default_kv_dtype(weights: str) -> KvDtype:
-    """Type of keys and values that suits weights of type `weights`: as exact as they deserve, in no more bytes."""
-    return KvDtype.FLOAT32 if weights == "float32" else KvDtype.FLOAT16
+NOT_QUANTIZED: Final = "none"
+QUANTIZATIONS: Final = ("int8", "fp8_e4m3")
+"""One-byte elements with a scale for each token and head; the layout's dtype is then the type of the scales."""
+SCALE_DTYPE: Final = KvDtype.BFLOAT16
+KV_DTYPES: Final = (*(kind.value for kind in KvDtype), *QUANTIZATIONS)
+"""Names of the ways to store keys and values, as `--kv-dtype` takes them."""
+
+
+def default_kv_dtype(weights: str) -> str:
+    """How keys and values are stored beside weights of type `weights`: as exact as they deserve, in no more bytes."""
+    return KvDtype.FLOAT32.value if weights == "float32" else KvDtype.FLOAT16.value
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Geometry of one arena. Raises ValueError, naming the field, on a size no kernel can serve."""
+    """Geometry of one arena. Raises ValueError, naming the field, on a size no kernel can serve.
+
+    A quantised block is its one-byte elements in the usual order, and behind them the scales, bfloat16
+    `[layer][k|v][kv_head][token]`: so a page of elements keeps its power-of-two alignment and a block stays one run.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_tokens: int
     dtype: KvDtype
-    quantization: str = "none"
+    quantization: str = NOT_QUANTIZED
     version: int = LAYOUT_VERSION
 
     def __post_init__(self) -> None:
@@ -60,12 +72,42 @@ class KvLayout:
         tokens = self.block_tokens
         if not 1 <= tokens <= MAX_BLOCK_TOKENS or tokens & (tokens - 1):
             raise ValueError(f"block_tokens is {tokens}; allowed is a power of two in 1..{MAX_BLOCK_TOKENS}")
-        if self.quantization != "none":
-            raise ValueError(f"quantization is {self.quantization!r}; allowed is 'none'")
+        if self.quantization not in (NOT_QUANTIZED, *QUANTIZATIONS):
+            allowed = ", ".join(repr(name) for name in (NOT_QUANTIZED, *QUANTIZATIONS))
+            raise ValueError(f"quantization is {self.quantization!r}; allowed is one of {allowed}")
+        if self.quantized and self.dtype is not SCALE_DTYPE:
+            raise ValueError(f"dtype is {self.dtype.value}; beside {self.quantization} scales are {SCALE_DTYPE.value}")
         if self.version != LAYOUT_VERSION:
             raise ValueError(f"layout version is {self.version}; this build speaks {LAYOUT_VERSION}")
         if self.block_bytes < NONCE_BYTES:
             raise ValueError(f"a block of {self.block_bytes} bytes is smaller than the {NONCE_BYTES}-byte nonce")
+
+    @classmethod
+    def of(cls, num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int, kv_dtype: str) -> KvLayout:
+        """The layout of keys and values stored as `kv_dtype`, one of KV_DTYPES."""
+        if kv_dtype in QUANTIZATIONS:
+            return cls(num_layers, num_kv_heads, head_dim, block_tokens, SCALE_DTYPE, kv_dtype)
+        return cls(num_layers, num_kv_heads, head_dim, block_tokens, KvDtype(kv_dtype))
+
+    @property
+    def quantized(self) -> bool:
+        """Whether elements are one byte and have scales."""
+        return self.quantization != NOT_QUANTIZED
+
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are stored: one of KV_DTYPES."""
+        return self.quantization if self.quantized else self.dtype.value
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a stored number, without scales."""
+        return 1 if self.quantized else self.dtype.itemsize
+
+    @property
+    def scales_offset(self) -> int:
+        """Bytes from the start of a block to its scales; without scales, all of them."""
+        return self.num_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.element_bytes
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
@@ -73,14 +115,22 @@ class KvLayout:
         return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
 
     @property
+    def array_shape(self) -> tuple[int, ...]:
+        """Shape of one block in an arena's array: `block_shape`, or its bytes where it has scales."""
+        return (self.block_bytes,) if self.quantized else self.block_shape
+
+    @property
     def array_type(self) -> str:
-        """Name of the numpy type of an arena; bits of 2-byte types, which numpy has not all."""
+        """Name of the numpy type of an arena: bits of 2-byte types, which numpy has not all, bytes where quantised."""
+        if self.quantized:
+            return "uint8"
         return "float32" if self.dtype is KvDtype.FLOAT32 else "uint16"
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of keys and values, scales included, that one token takes over all layers."""
+        row = self.head_dim * self.element_bytes + (self.dtype.itemsize if self.quantized else 0)
+        return self.num_layers * 2 * self.num_kv_heads * row
 
     @property
     def block_bytes(self) -> int:
@@ -100,17 +150,3 @@ class KvLayout:
         fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
         text = f"{self.dtype.value}/{self.quantization}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()
-
-
-def quantized_scale_offset(num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int) -> int:
-    """Bytes of one-byte elements at the start of a quantised block, `[layer][k|v][kv_head][token][head_dim]`.
-
-    The scales follow them, float32 `[layer][k|v][kv_head][token]`, so that a page of elements keeps its power-of-two
-    alignment and a block stays one contiguous run. A multiple of 16 for every head size that is.
-    """
-    return num_layers * 2 * num_kv_heads * block_tokens * head_dim
-
-
-def quantized_block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int) -> int:
-    """Bytes of a quantised block with its scales: (head_dim + 4) bytes a token, head and plane."""
-    return quantized_scale_offset(num_layers, num_kv_heads, head_dim + 4, block_tokens)

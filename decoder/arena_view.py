@@ -28,8 +28,8 @@ from decoder.cuda_mapping import CudaMapping
 
 @dataclass(slots=True, eq=False)
 class MappedArena:
-    """`array` is float32, or uint16 for 2-byte types: [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim];
-    block 0 is the null block. In GPU memory it is a torch tensor of the layout's own type."""
+    """`array` is [num_blocks + 1, ...] as `KvLayout.array_type` and `array_shape` say; block 0 is the null block.
+    In GPU memory it is a torch tensor of the layout's own type."""
 
     array: Any
     _fd: int
@@ -91,7 +91,7 @@ def _mapped(fd: int, info: ArenaInfo, layout: KvLayout, num_blocks: int) -> Aren
         raise FailedPrecondition("the arena cannot be mapped", reason="ARENA_MAP") from error
     if not hmac.compare_digest(memory[:NONCE_BYTES], info.nonce):
         raise FailedPrecondition("the mapped memory is not the daemon's arena: its nonce differs", reason="ARENA_NONCE")
-    return np.frombuffer(memory, layout.array_type).reshape(num_blocks + 1, *layout.block_shape)
+    return np.frombuffer(memory, layout.array_type).reshape(num_blocks + 1, *layout.array_shape)
 
 
 def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
@@ -107,4 +107,4 @@ def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
 
 def private_arena(layout: KvLayout, num_blocks: int) -> Arena:
     """An arena of zeros in this process's own memory, with the null block on top of `num_blocks`."""
-    return np.zeros((num_blocks + 1, *layout.block_shape), layout.array_type)
+    return np.zeros((num_blocks + 1, *layout.array_shape), layout.array_type)

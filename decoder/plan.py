@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import KV_DTYPES, parse_size
+from common.config import parse_size
 from common.errors import TesseraError
 from common.kv_plan import (
     sequence_cost,
@@ -24,7 +24,7 @@ from common.kv_plan import (
     textbook_bytes_of_width,
     with_kv_heads,
 )
-from common.layout import KvDtype, KvLayout, default_kv_dtype
+from common.layout import KV_DTYPES, KvLayout, default_kv_dtype
 from decoder.weights.source import open_source
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
@@ -114,10 +114,10 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the plan says, as one JSON-ready object; sizes are bytes."""
-    kv_dtype = KvDtype(options.kv_dtype or default_kv_dtype(options.dtype))
-    layout = KvLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kv_dtype)
+    kv_dtype = options.kv_dtype or default_kv_dtype(options.dtype)
+    layout = KvLayout.of(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kv_dtype)
     cost = sequence_cost(layout, shape.context)
-    itemsize = layout.dtype.itemsize
+    itemsize = layout.element_bytes
     batch = options.batch
     weights = shape.weight_elements * (4 if options.dtype == "float32" else 2)
     pool = None if options.memory is None else max(0, options.memory - weights)
@@ -126,7 +126,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "heads": shape.num_heads,
         "kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "kv_dtype": kv_dtype.value,
+        "kv_dtype": kv_dtype,
         "block_tokens": options.block_tokens,
         "block_bytes": layout.block_bytes,
         "context": shape.context,
@@ -151,9 +151,9 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     }
     for name, heads in shape.kinds().items():
         result["kinds"].append(_row(with_kv_heads(layout, heads), shape, pool) | {"kind": name, "kv_heads": heads})
-    for kind in KvDtype:
-        other = KvLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kind)
-        result["dtypes"].append(_row(other, shape, pool) | {"kv_dtype": kind.value})
+    for kind in KV_DTYPES:
+        other = KvLayout.of(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kind)
+        result["dtypes"].append(_row(other, shape, pool) | {"kv_dtype": kind})
     return result
 
 

@@ -259,7 +259,7 @@ def _backend(options: Options, model: Any, engine: Engine) -> Backend:
             max_context_tokens=max_context,
             block_tokens=layout.block_tokens,
             dtype=options.dtype,
-            kv_dtype=layout.dtype.value,
+            kv_dtype=layout.kv_dtype,
         ),
         eos_token_ids=config.eos_token_ids,
         max_batch=options.max_batch,

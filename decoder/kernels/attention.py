@@ -25,7 +25,6 @@ from decoder.kernels.attention_in_place import (
     weighted_values_in_place,
 )
 from decoder.kernels.attention_products import (
-    copy_rows,
     held_bytes,
     pack_queries,
     pack_values,
@@ -36,7 +35,6 @@ from decoder.kernels.attention_products import (
 )
 from decoder.kernels.compiled import inlined_variant, kernel
 from decoder.kernels.frame import (
-    ARENA,
     AT_KEYS,
     AT_LIMITS,
     AT_OUTPUT,
@@ -45,7 +43,6 @@ from decoder.kernels.frame import (
     AT_STATE,
     AT_STATISTICS,
     AT_WEIGHTS,
-    BLOCK_BYTES,
     BLOCK_TOKENS,
     CAP_SIZE_OFFSET,
     CONTEXT_LENS,
@@ -72,8 +69,6 @@ from decoder.kernels.frame import (
     SCORE_CAP,
     SPAN,
     STATE_BYTES,
-    TABLE_WIDTH,
-    TABLES,
     TASK_ROW,
     TASK_ROWS,
     TASK_SEQUENCE,
@@ -85,18 +80,10 @@ from decoder.kernels.frame import (
 )
 from decoder.kernels.rows import query_bytes, store_input
 from decoder.kernels.sets import tile_attention
+from decoder.kernels.stored_rows import load_rows, row_address, scale_address
 
 _AHEAD: Final = 32  # keys asked for before they are used
 _NOTHING: Final = np.float32(-1e30)  # maximum of an empty state; finite, so that no difference is NaN
-
-
-@kernel
-def _row_address(frame: Any, plane: int, sequence: int, token: int) -> int:
-    """Address of the key row of one token; `plane` is the offset of (layer, key head) inside a block."""
-    tokens = frame[BLOCK_TOKENS]
-    entry = frame[TABLES] + (sequence * frame[TABLE_WIDTH] + token // tokens) * 4
-    block = np.int64(simd.load_int32(entry))
-    return frame[ARENA] + block * frame[BLOCK_BYTES] + plane + (token % tokens) * frame[ROW_BYTES]
 
 
 @kernel
@@ -104,7 +91,7 @@ def _prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) 
     """Ask for sixteen key rows and their value rows, if the sequence has them."""
     if token >= end or frame[BLOCK_TOKENS] < 16:
         return
-    address = _row_address(frame, plane, sequence, token)
+    address = row_address(frame, plane, sequence, token)
     for offset in range(0, 16 * frame[ROW_BYTES], 64):
         simd.prefetch(address + offset)
         simd.prefetch(address + frame[VALUE_OFFSET] + offset)
@@ -118,7 +105,7 @@ def _gather_span(
 
     Values up to the next multiple of 32 are zero; keys there are whatever the scratch memory held.
     """
-    head_dim, row_bytes, tokens = frame[HEAD_DIM], frame[ROW_BYTES], frame[BLOCK_TOKENS]
+    head_dim, tokens = frame[HEAD_DIM], frame[BLOCK_TOKENS]
     held = head_dim * held_bytes(kernels)
     keys = scratch + frame[AT_KEYS]
     run = min(16, tokens)
@@ -131,10 +118,14 @@ def _gather_span(
             ahead = start + part + _AHEAD
             _prefetch_rows(frame, plane, sequence, ahead, end)
             for index in range(part, min(part + 16, end - start), run):
-                source = _row_address(frame, plane, sequence, start + index)
-                num_bytes = min(run, end - start - index) * row_bytes
-                copy_rows(kernels, source, num_bytes, keys + index * held)
-                copy_rows(kernels, source + frame[VALUE_OFFSET], num_bytes, rows + (index - first) * held)
+                source = row_address(frame, plane, sequence, start + index)
+                scales = scale_address(kernels, frame, plane, sequence, start + index)
+                here = min(run, end - start - index)
+                load_rows(kernels, source, scales, here, head_dim, keys + index * held)
+                load_rows(
+                    kernels, source + frame[VALUE_OFFSET], scales + frame[VALUE_OFFSET] // head_dim * 2, here, head_dim,
+                    rows + (index - first) * held,
+                )  # fmt: skip
         for offset in range(max(0, end - start - first) * held, 32 * held, 64):
             simd.store_floats(rows + offset, simd.splat(np.float32(0.0)))
         pack_values(kernels, frame, scratch, head_dim, first)
@@ -288,7 +279,7 @@ def _attend_span_in_place(
     for first in range(0, padded, 16):
         _prefetch_rows(frame, plane, sequence, start + first + _AHEAD, end)
         if start + first < end:
-            rows = _row_address(frame, plane, sequence, start + first)
+            rows = row_address(frame, plane, sequence, start + first)
         take_rows(kernels, frame, scratch, first, rows, end - start - first)
     scores_in_place(kernels, frame, scratch, padded)
     if frame[SCORE_CAP]:

@@ -27,40 +27,11 @@ from decoder.kernels.frame import (
     LANES_BYTES,
     SPAN,
 )
-from decoder.kernels.sets import Float16Storage, Float32Storage, float32_inputs, storage, tile_attention
-
-
-def copy_rows(kernels: Any, source: int, num_bytes: int, target: int) -> None:
-    """Copy consecutive key or value rows: as stored where tiles take them, else widened to float32."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(copy_rows)
-def _copy_rows(kernels: Any, source: Any, num_bytes: Any, target: Any) -> Any:
-    if tile_attention(kernels) or storage(kernels) is Float32Storage:
-
-        def copy(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
-            for offset in range(0, num_bytes, 64):
-                simd.store_ints(target + offset, simd.load_ints(source + offset))
-
-        return copy
-    if storage(kernels) is Float16Storage:
-
-        def widen_f16(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
-            for offset in range(0, num_bytes, 32):
-                simd.store_floats(target + 2 * offset, simd.load_f16(source + offset))
-
-        return widen_f16
-
-    def widen_bf16(kernels: Any, source: Any, num_bytes: Any, target: Any) -> None:
-        for offset in range(0, num_bytes, 32):
-            simd.store_floats(target + 2 * offset, simd.load_bf16(source + offset))
-
-    return widen_bf16
+from decoder.kernels.sets import float32_inputs, tile_attention
 
 
 def held_bytes(kernels: Any) -> int:
-    """Bytes of an element of a row that `copy_rows` wrote."""
+    """Bytes of an element of a row that `load_rows` wrote."""
     raise NotImplementedError("compiled code only")
 
 

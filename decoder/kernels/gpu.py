@@ -87,13 +87,14 @@ def check_paged(
         raise Internal("rows of queries, tables and blocks must be contiguous")
     if tables.dtype != torch.int32:
         raise Internal(f"block tables are {tables.dtype}, not int32")
-    if scales is not None and (scales.shape != arena.shape[:-1] or scales.dtype != torch.float32):
+    if scales is not None and (scales.shape != arena.shape[:-1] or scales.dtype != torch.bfloat16):
         raise Internal(f"scales {tuple(scales.shape)} of {scales.dtype} do not fit an arena {tuple(arena.shape)}")
     return kind
 
 
 def scale_planes(arena: torch.Tensor, scales: torch.Tensor | None, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views [blocks, kv_heads, block_tokens] of the scales of keys and values; without scales, stand-ins."""
+    """Views [blocks, kv_heads, block_tokens] of the scales of keys and values, as bits; without scales, stand-ins."""
     if scales is None:
         return arena[:, layer, 0, :, :, 0], arena[:, layer, 1, :, :, 0]
-    return scales[:, layer, 0], scales[:, layer, 1]
+    bits = scales.view(torch.int16)
+    return bits[:, layer, 0], bits[:, layer, 1]

@@ -38,6 +38,12 @@ def dequantize(stored: tl.tensor, KIND: tl.constexpr, DTYPE: tl.constexpr) -> tl
 
 
 @kernel
+def widen_scale(bits: tl.tensor) -> tl.tensor:
+    """The numbers whose bfloat16 bits are given, as float32."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@kernel
 def _attend_tile(
     queries: tl.tensor,
     output: tl.tensor,
@@ -95,11 +101,11 @@ def _attend_tile(
     if KIND != 0:
         places = blocks * scale_stride + slots
         if MASKED:
-            k_scale = tl.load(key_scales + places, mask=inside, other=0.0)
-            v_scale = tl.load(value_scales + places, mask=inside, other=0.0)
+            k_scale = widen_scale(tl.load(key_scales + places, mask=inside, other=0))
+            v_scale = widen_scale(tl.load(value_scales + places, mask=inside, other=0))
         else:
-            k_scale = tl.load(key_scales + places)
-            v_scale = tl.load(value_scales + places)
+            k_scale = widen_scale(tl.load(key_scales + places))
+            v_scale = widen_scale(tl.load(value_scales + places))
         logits = logits * k_scale[None, :]
     if SOFT_CAP:
         logits = soft_cap * hyperbolic_tangent(logits)

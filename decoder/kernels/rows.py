@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import inlined_variant, kernel, variant
+from decoder.kernels.compiled import inlined_variant, kernel
 from decoder.kernels.frame import (
     ARENA,
     BLOCK_BYTES,
@@ -39,19 +39,13 @@ from decoder.kernels.frame import (
     QUERY_PLANE_BYTES,
     ROTARY_HALF,
     ROW_BYTES,
+    SCALES,
     TABLE_WIDTH,
     TABLES,
     VALUE_OFFSET,
 )
-from decoder.kernels.sets import (
-    Float16Storage,
-    Float32Storage,
-    float32_inputs,
-    float32_weights,
-    split_inputs,
-    storage,
-    uses_tiles,
-)
+from decoder.kernels.sets import float32_inputs, float32_weights, split_inputs, uses_tiles
+from decoder.kernels.stored_rows import store_row
 
 LOG2_E = np.float32(1.4426950408889634)
 _GELU_RATE = np.float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)  # -2 log2(e) sqrt(2 / pi)
@@ -103,35 +97,6 @@ def _query_bytes(kernels: Any) -> Any:
     if float32_inputs(kernels):
         return lambda kernels: 4
     return lambda kernels: 2
-
-
-def store_kv(kernels: Any, address: int, source: int, head_dim: int) -> None:
-    """A row of float32 at `source` as stored keys or values."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(store_kv)
-def _store_kv(kernels: Any, address: Any, source: Any, head_dim: Any) -> Any:
-    if storage(kernels) is Float32Storage:
-
-        def float32(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
-            for column in range(0, head_dim, 16):
-                simd.store_floats(address + column * 4, simd.load_floats(source + column * 4))
-
-        return float32
-    if storage(kernels) is Float16Storage:
-
-        def float16(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
-            for column in range(0, head_dim, 16):
-                simd.store_f16(address + column * 2, simd.load_floats(source + column * 4))
-
-        return float16
-
-    def bfloat16(kernels: Any, address: Any, source: Any, head_dim: Any) -> None:
-        for column in range(0, head_dim, 16):
-            simd.store_bf16(address + column * 2, simd.load_floats(source + column * 4))
-
-    return bfloat16
 
 
 def store_input(kernels: Any, base: int, row: int, column: int, columns: int, vector: Any) -> None:
@@ -293,11 +258,14 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     owner = np.int64(simd.load_int32(frame[OWNERS] + row * 4))
     entry = owner * frame[TABLE_WIDTH] + position // frame[BLOCK_TOKENS]
     block = np.int64(simd.load_int32(frame[TABLES] + entry * 4))
-    slot = frame[ARENA] + block * frame[BLOCK_BYTES] + layer * frame[LAYER_BYTES]
+    start = frame[ARENA] + block * frame[BLOCK_BYTES]
+    scales_at = start + frame[SCALES] + (layer * frame[LAYER_BYTES] // head_dim + position % frame[BLOCK_TOKENS]) * 2
+    slot = start + layer * frame[LAYER_BYTES]
     slot += (position % frame[BLOCK_TOKENS]) * frame[ROW_BYTES]
     for head in range(kv_heads):
         keys = source + (heads + head) * head_dim * 4
         values = keys + kv_heads * head_dim * 4
         target = slot + head * frame[HEAD_BYTES]
-        store_kv(kernels, target, keys, head_dim)
-        store_kv(kernels, target + frame[VALUE_OFFSET], values, head_dim)
+        scales = scales_at + head * frame[BLOCK_TOKENS] * 2
+        store_row(kernels, target, scales, keys, head_dim)
+        store_row(kernels, target + frame[VALUE_OFFSET], scales + frame[VALUE_OFFSET] // head_dim * 2, values, head_dim)

@@ -28,7 +28,19 @@ class Float16Storage(NamedTuple):
     unused: int = 0
 
 
-Storage = Float32Storage | Bfloat16Storage | Float16Storage
+class Int8Storage(NamedTuple):
+    """Keys and values as int8 with a scale for each token and head."""
+
+    unused: int = 0
+
+
+class Float8Storage(NamedTuple):
+    """Keys and values as fp8 e4m3 with a scale for each token and head."""
+
+    unused: int = 0
+
+
+Storage = Float32Storage | Bfloat16Storage | Float16Storage | Int8Storage | Float8Storage
 
 
 class Float32Kernels(NamedTuple):
@@ -97,3 +109,8 @@ def storage(kernels: Any) -> type:
     """How keys and values are stored."""
     kind: type = kernels.types[0].instance_class
     return kind
+
+
+def quantized(kernels: Any) -> bool:
+    """Whether keys and values are one-byte elements with scales."""
+    return storage(kernels) in (Int8Storage, Float8Storage)

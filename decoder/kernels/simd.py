@@ -23,10 +23,12 @@ from decoder.kernels.compiled import inlined, intrinsic
 
 LANES: Final = 16
 
+_I8 = ir.IntType(8)
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _F16 = ir.HalfType()
 _F32 = ir.FloatType()
+_VI8 = ir.VectorType(_I8, LANES)
 _VI16 = ir.VectorType(_I16, LANES)
 _VI32 = ir.VectorType(_I32, LANES)
 _VF16 = ir.VectorType(_F16, LANES)
@@ -196,12 +198,89 @@ def _emit_load_f16(builder: Any, address: Any) -> Any:
     return builder.fpext(builder.load(_pointer(builder, address, _VF16), align=2), _VF32)
 
 
-def _emit_store_f16(builder: Any, address: Any, vector: Any) -> Any:
-    # Saturate: no finite number may become an infinity. Comparisons with NaN are false, so NaN stays.
-    for sign, limit in ((">", 65504.0), ("<", -65504.0)):
-        bound = _splat_constant(_VF32, limit)
+def _emit_clamp(builder: Any, vector: Any, limit: float) -> Any:
+    # Comparisons with NaN are false, so NaN stays.
+    for sign, value in ((">", limit), ("<", -limit)):
+        bound = _splat_constant(_VF32, value)
         vector = builder.select(builder.fcmp_ordered(sign, vector, bound), bound, vector)
-    builder.store(builder.fptrunc(vector, _VF16), _pointer(builder, address, _VF16), align=2)
+    return vector
+
+
+def _emit_store_f16(builder: Any, address: Any, vector: Any) -> Any:
+    # No finite number may become an infinity.
+    narrow = builder.fptrunc(_emit_clamp(builder, vector, 65504.0), _VF16)
+    builder.store(narrow, _pointer(builder, address, _VF16), align=2)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_load_int8(builder: Any, address: Any) -> Any:
+    raw = builder.load(_pointer(builder, address, _VI8), align=1)
+    return builder.sitofp(builder.sext(raw, _VI32), _VF32)
+
+
+def _emit_store_int8(builder: Any, address: Any, vector: Any) -> Any:
+    # The low bits of x + 1.5 * 2**23 are x rounded to an integer, half to even.
+    shifted = builder.fadd(_emit_clamp(builder, vector, 127.0), _splat_constant(_VF32, 12582912.0))
+    builder.store(builder.trunc(builder.bitcast(shifted, _VI32), _VI8), _pointer(builder, address, _VI8), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_load_e4m3(builder: Any, address: Any) -> Any:
+    # With its bits moved an e4m3 number is a float16 number 2**8 times smaller, subnormal ones too.
+    wide = builder.zext(builder.load(_pointer(builder, address, _VI8), align=1), _VI16)
+    sign = builder.shl(builder.and_(wide, _splat_constant(_VI16, 0x80)), _splat_constant(_VI16, 8))
+    rest = builder.shl(builder.and_(wide, _splat_constant(_VI16, 0x7F)), _splat_constant(_VI16, 7))
+    return builder.fpext(builder.bitcast(builder.or_(sign, rest), _VF16), _VF32)
+
+
+def _emit_store_e4m3(builder: Any, address: Any, vector: Any) -> Any:
+    """Half to even: above 2**-6 in the bits of float32, below in steps of 2**-9."""
+
+    def splat(value: int) -> ir.Constant:
+        return _splat_constant(_VI32, value)
+
+    bits = builder.bitcast(_emit_clamp(builder, vector, 448.0), _VI32)
+    sign = builder.and_(builder.lshr(bits, splat(24)), splat(0x80))
+    bits = builder.and_(bits, splat(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(bits, splat(20)), splat(1))
+    normal = builder.lshr(builder.add(bits, builder.add(odd, splat(0x7FFFF))), splat(20))
+    normal = builder.sub(normal, splat((127 - 7) << 3))
+    small = builder.fadd(builder.bitcast(bits, _VF32), _splat_constant(_VF32, 16384.0))
+    subnormal = builder.and_(builder.bitcast(small, _VI32), splat(0xF))
+    stored = builder.select(builder.icmp_signed("<", bits, splat((127 - 6) << 23)), subnormal, normal)
+    stored = builder.trunc(builder.or_(stored, sign), _VI8)
+    builder.store(stored, _pointer(builder, address, _VI8), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _emit_magnitudes(builder: Any, vector: Any, most: Any) -> Any:
+    """The larger of `most` and the bits of |vector| per lane: as integers, so that no NaN is lost."""
+    bits = builder.and_(builder.bitcast(vector, _VI32), _splat_constant(_VI32, 0x7FFFFFFF))
+    return builder.select(builder.icmp_signed(">", bits, most), bits, most)
+
+
+def _emit_row_scale(builder: Any, most: Any, peak: Any) -> Any:
+    """In each lane the scale with which the largest magnitude of all lanes becomes at most `peak`.
+
+    It is a bfloat16 number, rounded up, and at least the smallest normal one; NaN where a magnitude is not finite.
+    """
+    for distance in (8, 4, 2, 1):
+        order = [(lane + distance) % LANES for lane in range(LANES)]
+        moved = builder.shuffle_vector(most, ir.Constant(_VI32, ir.Undefined), ir.Constant(_VI32, order))
+        most = builder.select(builder.icmp_signed(">", moved, most), moved, most)
+    exact = builder.fdiv(builder.bitcast(most, _VF32), _emit_splat(builder, peak))
+    bits = builder.add(builder.bitcast(exact, _VI32), _splat_constant(_VI32, 0xFFFF))
+    bits = builder.and_(bits, _splat_constant(_VI32, 0xFFFF0000))
+    least = _splat_constant(_VI32, 0x00800000)
+    bits = builder.select(builder.icmp_signed(">", bits, least), bits, least)
+    finite = builder.icmp_signed("<", most, _splat_constant(_VI32, 0x7F800000))
+    return builder.bitcast(builder.select(finite, bits, _splat_constant(_VI32, 0x7FC00000)), _VF32)
+
+
+def _emit_store_scale(builder: Any, address: Any, scale: Any) -> Any:
+    bits = builder.bitcast(builder.extract_element(scale, _I32(0)), _I32)
+    high = builder.trunc(builder.lshr(bits, _I32(16)), _I16)
+    builder.store(high, _pointer(builder, address, _I16), align=2)
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
@@ -332,6 +411,14 @@ load_bf16 = _operation(FLOATS, (types.int64,), _emit_load_bf16)
 store_bf16 = _operation(types.void, (types.int64, FLOATS), _emit_store_bf16)
 load_f16 = _operation(FLOATS, (types.int64,), _emit_load_f16)
 store_f16 = _operation(types.void, (types.int64, FLOATS), _emit_store_f16)
+load_int8 = _operation(FLOATS, (types.int64,), _emit_load_int8)
+store_int8 = _operation(types.void, (types.int64, FLOATS), _emit_store_int8)
+# 2**-8 times the stored number.
+load_e4m3 = _operation(FLOATS, (types.int64,), _emit_load_e4m3)
+store_e4m3 = _operation(types.void, (types.int64, FLOATS), _emit_store_e4m3)
+magnitudes = _operation(INTS, (FLOATS, INTS), _emit_magnitudes)
+row_scale = _operation(FLOATS, (INTS, types.float32), _emit_row_scale)
+store_scale = _operation(types.void, (types.int64, FLOATS), _emit_store_scale)
 store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
 prefetch = _operation(types.void, (types.int64,), _emit_prefetch)

@@ -80,8 +80,8 @@ class DeviceModel:
         dtype: KvDtype | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if dtype not in (None, layout.dtype):
-            raise refuse("kv_dtype", layout.dtype.value, f"that of the weights, {dtype}, on a GPU")
+        if layout.quantized or dtype not in (None, layout.dtype):
+            raise refuse("kv_dtype", layout.kv_dtype, f"that of the weights, {dtype}, on a GPU")
         self.config = config
         self.layout = layout
         self.digests = digests

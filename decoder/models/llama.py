@@ -10,7 +10,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,15 @@ from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
 from decoder.models.workspace import Workspace
 
 IntArray = NDArray[np.int32]
-Arena = NDArray[np.float32] | NDArray[np.uint16]
+Arena = NDArray[Any]
 
 KERNEL_SETS = ("auto", "portable")
-_STORAGE: Final[dict[KvDtype, sets.Storage]] = {
-    KvDtype.FLOAT32: sets.Float32Storage(),
-    KvDtype.BFLOAT16: sets.Bfloat16Storage(),
-    KvDtype.FLOAT16: sets.Float16Storage(),
+_STORAGE: Final[dict[str, sets.Storage]] = {
+    "float32": sets.Float32Storage(),
+    "bfloat16": sets.Bfloat16Storage(),
+    "float16": sets.Float16Storage(),
+    "int8": sets.Int8Storage(),
+    "fp8_e4m3": sets.Float8Storage(),
 }
 
 
@@ -84,7 +86,7 @@ class CausalLM:
     def _choose(self, kernels: str) -> sets.Kernels:
         if kernels not in KERNEL_SETS:
             raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
-        storage = _STORAGE[self.layout.dtype]
+        storage = _STORAGE[self.layout.kv_dtype]
         if not self._bfloat16:
             return sets.Float32Kernels(storage)
         tiles = kernels == "auto" and amx.available()
@@ -140,7 +142,7 @@ class CausalLM:
     def copy_blocks(self, arena: Arena, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer."""
         self._check_arena(arena)
-        blocks.copy_tokens(arena, sources, targets, num_tokens)
+        blocks.copy_tokens(blocks.planes(arena, self.layout), sources, targets, num_tokens)
 
     def scrub_blocks(self, arena: Arena, block_ids: IntArray, *, poison: bool = False) -> None:
         """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
@@ -149,7 +151,7 @@ class CausalLM:
 
     def _check_arena(self, arena: Arena) -> None:
         layout = self.layout
-        fits = arena.dtype == layout.array_type and arena.shape[1:] == layout.block_shape
+        fits = arena.dtype == layout.array_type and arena.shape[1:] == layout.array_shape
         if not fits or not arena.flags.c_contiguous:
             raise Internal(f"an arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
 
@@ -171,7 +173,8 @@ class CausalLM:
             raise Internal("query tokens are not the last of their context")
         if not np.array_equal(batch.positions[starts[:-1]] + lengths, batch.context_lens):
             raise Internal("positions of a sequence do not follow each other")
-        if batch.context_lens.max() > min(self.config.max_position, batch.block_tables.shape[1] * arena.shape[4]):
+        room = batch.block_tables.shape[1] * self.layout.block_tokens
+        if batch.context_lens.max() > min(self.config.max_position, room):
             raise Internal("a context is longer than its block table or the model's range")
         if batch.block_tables.min() < 0 or batch.block_tables.max() >= arena.shape[0]:
             raise Internal("a block table names a block outside the arena")

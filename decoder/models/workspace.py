@@ -41,7 +41,7 @@ class Workspace:
         self._tokens = self._logits = self._partials = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []
-        head_dim, element = config.head_dim, layout.dtype.itemsize
+        head_dim, element = config.head_dim, layout.element_bytes
         frame[f.SIZE] = threads
         for index, value in (
             (f.NUM_LAYERS, config.num_layers), (f.HIDDEN, round_up(config.hidden_size, 32)),
@@ -54,8 +54,8 @@ class Workspace:
             (f.QKV_COLUMNS, round_up(config.query_size + 2 * config.kv_size, 32)),
             (f.MIXED_COLUMNS, round_up(config.query_size, 32)), (f.MAX_POSITION, config.max_position),
             (f.BLOCK_TOKENS, layout.block_tokens), (f.BLOCK_BYTES, layout.block_bytes),
-            (f.LAYER_BYTES, layout.block_bytes // config.num_layers),
-            (f.VALUE_OFFSET, layout.block_bytes // config.num_layers // 2),
+            (f.LAYER_BYTES, layout.scales_offset // config.num_layers),
+            (f.VALUE_OFFSET, layout.scales_offset // config.num_layers // 2), (f.SCALES, layout.scales_offset),
             (f.HEAD_BYTES, layout.block_tokens * head_dim * element), (f.ROW_BYTES, head_dim * element),
         ):  # fmt: skip
             frame[index] = value

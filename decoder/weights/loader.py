@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from common.config import KV_DTYPES
 from common.errors import InvalidArgument
-from common.layout import KvDtype, KvLayout, default_kv_dtype
+from common.layout import KV_DTYPES, KvDtype, KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
 from decoder.models.packing import Memory
@@ -138,9 +137,9 @@ def load_on(
     device:       where it computes, as `decoder.models.select.resolve_device` gives it
     dtype:        type of weights; sums are float32
     block_tokens: tokens of one KV block
-    kv_dtype:     type of stored keys and values: "float32", "float16" or "bfloat16"; None means float16 beside bfloat16
-                  weights on a CPU, else `dtype`. Beside bfloat16 weights "bfloat16" also rounds queries, attention and
-                  matmul inputs to bfloat16
+    kv_dtype:     type of stored keys and values: one of KV_DTYPES; None means float16 beside bfloat16 weights on a CPU,
+                  else `dtype`. Beside bfloat16 weights "bfloat16" also rounds queries, attention and matmul inputs to
+                  bfloat16
     threads:      threads of a step; 0 means every CPU this process may run on
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
@@ -152,7 +151,7 @@ def load_on(
     if dtype not in ("float32", "bfloat16"):
         raise refuse("dtype", dtype, "'float32' or 'bfloat16'")
     # A GPU's kernels have one type for all.
-    kv_dtype = kv_dtype or (dtype if device.uses_triton else default_kv_dtype(dtype).value)
+    kv_dtype = kv_dtype or (dtype if device.uses_triton else default_kv_dtype(dtype))
     if kv_dtype not in KV_DTYPES:
         raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in KV_DTYPES))
     report = progress or (lambda stage, fraction: None)
@@ -160,7 +159,7 @@ def load_on(
     source = open_source(path)
     config = limit_context(source.config, max_context)
     check_shapes(source.shapes(), config)
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, KvDtype(kv_dtype))
+    layout = KvLayout.of(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
     digests = digest_config(config, source.digest(), f"{dtype}/gpu" if device.uses_triton else dtype)

@@ -142,6 +142,7 @@ def test_sequence_that_does_not_grow_ends_that_stream_alone():
         ({"head_dim": 16}, "head_dim: want 16, have 8"),
         ({"block_tokens": 8}, "block_tokens: want 8, have 4"),
         ({"dtype": "bfloat16"}, "dtype: want bfloat16, have float32"),
+        ({"dtype": "bfloat16", "quantization": "int8"}, "quantization: want int8, have none"),
     ],
 )
 def test_another_layout_is_refused_with_the_numbers_that_differ(changes, named):

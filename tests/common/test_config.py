@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import DTYPES, KV_DTYPES, Options, build_parser, load_options
+from common.config import DTYPES, Options, build_parser, load_options
+from common.layout import KV_DTYPES
 
 
 def load(*flags: str, **environ: str) -> Options:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from common.layout import KvDtype, KvLayout
 from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
+from decoder.kernels import blocks
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM
 from decoder.models.packing import to_bfloat16
@@ -18,7 +19,7 @@ from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
 # float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside other keys and values.
-KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16")
+KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16", "auto-kv-int8")
 IntArray = NDArray[np.int32]
 
 
@@ -57,8 +58,8 @@ def make_model(
 ) -> CausalLM:
     """A model with one of `KERNELS`."""
     dtype = KvDtype.FLOAT32 if kernels == "float32" else KvDtype.BFLOAT16
-    kv_dtype = KvDtype(kernels.partition("-kv-")[2] or dtype)
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
+    kv_dtype = kernels.partition("-kv-")[2] or dtype.value
+    layout = KvLayout.of(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
     digests = digest_config(config, bytes(32), dtype.value)
     chosen = "portable" if kernels.startswith("portable") else "auto"
     return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen, dtype=dtype)
@@ -69,6 +70,16 @@ def poisoned_arena(model: CausalLM, num_blocks: int) -> NDArray[np.float32] | ND
     arena = private_arena(model.layout, num_blocks)
     arena.view(np.uint8)[...] = 0xFF
     return arena
+
+
+def changed_slots(model: CausalLM, arena: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which slots [blocks, block_tokens] of an arena have another bit than `before`, scales included."""
+    changed = np.zeros((arena.shape[0], model.layout.block_tokens), np.bool_)
+    words = np.uint32 if arena.dtype == np.float32 else arena.dtype
+    pairs = (blocks.planes(array.view(words), model.layout) for array in (arena, before))
+    for view, old in zip(*pairs, strict=True):
+        changed |= (view != old).any(axis=(1, 2, 3, *range(5, view.ndim)))
+    return changed
 
 
 def stored_numbers(model: CausalLM, part: NDArray[Any]) -> NDArray[np.float32]:

@@ -195,7 +195,7 @@ class Node:
         self.sink = RecordingSink()
 
     def _poison(self, blocks: np.ndarray) -> None:
-        self.arena[blocks] = np.nan
+        self.arena.view(np.uint8)[blocks] = 0xFF  # NaN in every type of keys, values and scales
 
     def submit(self, request: Request) -> None:
         """Hand a request in."""

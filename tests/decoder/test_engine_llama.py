@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoder.arena_view import private_arena
 from decoder.sequence import Request, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
 from tests.decoder.rig import Node, request
@@ -68,6 +69,48 @@ def test_thirty_two_concurrent_requests_equal_their_solo_runs(model: Any) -> Non
         for item in items:
             assert node.sink.tokens[item.number + 100 * wave, 0] == expected[item.number], (wave, item.number)
     assert all(node.sink.cached[100 + item.number] == len(item.prompt) - 1 for item in items)
+    node.assert_quiet()
+
+
+SLOW_KV = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("float32", "bfloat16", "fp8_e4m3"))
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", *SLOW_KV])
+def test_reused_and_copied_blocks_have_their_own_scales(tmp_path: Path, kv_dtype: str) -> None:
+    """P, evicted, P, hit, forked, cut inside a block: each gives the bits of a miss, whatever blocks held before."""
+    model = load_model(make_tiny_llama(tmp_path / "tiny"), "bfloat16", 16, kv_dtype)
+    arena = private_arena(model.layout, 12)
+    arena.view(np.uint8)[...] = 0xFF
+    node = Node(12, model=model, arena=arena, chunk_tokens=64)
+    numbers = iter(range(1, 100))
+
+    def ask(prompt: list[int], *, samples: int = 1, **options: Any) -> tuple[int, list[Any]]:
+        """Cached tokens, and each sample's tokens and log-probabilities."""
+        number = next(numbers)
+        many = {"num_samples": samples, "temperature": 0.7, "seed": 3} if samples > 1 else {}
+        node.submit(request(number, prompt, max_tokens=9, num_logprobs=2, **many, **options))
+        node.finish(number)
+        keys = [(number, sample) for sample in range(samples)]
+        return node.sink.cached[number], [(node.sink.tokens[key], node.sink.logprobs[key]) for key in keys]
+
+    first, others = prompt_of(45, 1), prompt_of(120, 2)
+    branch = first[:37] + prompt_of(9, 3)  # leaves the cached prompt inside a block
+    nothing = {"no_read": True, "no_store": True}
+    want = ask(first, **nothing)[1]
+    assert ask(first)[1] == want
+    node.manager.evict(num_blocks=12)
+    ask(others)  # the same blocks under other numbers
+    node.manager.evict(num_blocks=12)
+    for cached in (0, 44):
+        assert ask(first) == (cached, want)
+    assert ask(branch)[0] == 37
+    node.manager.evict(num_blocks=12)
+    fork = ask(first, samples=3, **nothing)[1]
+    forked_cold, forked_warm = ask(first, samples=3), ask(first, samples=3)
+    assert (forked_cold[1], forked_warm) == (fork, (44, fork))
+    assert len({tuple(tokens) for tokens, _ in fork}) > 1
+    hit = ask(branch)
+    assert hit == (37, ask(branch, **nothing)[1])
     node.assert_quiet()
 
 

@@ -13,6 +13,7 @@ from decoder.models.llama import CausalLM
 from tests.decoder.model_rig import (
     KERNELS,
     Sequence,
+    changed_slots,
     make_config,
     make_model,
     poisoned_arena,
@@ -23,7 +24,7 @@ from tests.decoder.model_rig import (
 )
 from tests.oracles import llama_logits
 
-TOLERANCE = {"portable": 5e-2, "auto": 5e-2, "auto-kv-float32": 5e-4, "auto-kv-float16": 5e-3}
+TOLERANCE = {"portable": 5e-2, "auto": 5e-2, "auto-kv-float32": 5e-4, "auto-kv-float16": 5e-3, "auto-kv-int8": 1e-1}
 EXACT = 1e-4
 SHAPES = {
     "mha": {"heads": 2, "kv_heads": 2, "head_dim": 64},
@@ -138,15 +139,15 @@ def test_only_own_slots_are_written(kernels: str) -> None:
     model, _ = _model("group3", kernels)
     arena = poisoned_arena(model, 6)
     prompt = _prompt(30)
-    before = arena.view(np.uint8).copy()
+    before = arena.copy()
     run_step(model, arena, [(Sequence(prompt, np.array([4, 2], np.int32)), 30)])
-    changed = (arena.view(np.uint8) != before).reshape(*arena.shape, -1).any(axis=(1, 2, 3, 5, 6))
+    changed = changed_slots(model, arena, before)
     want = np.zeros_like(changed)
     want[4, :16] = want[2, :14] = True
     assert np.array_equal(changed, want)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", [kernels for kernels in KERNELS if "int8" not in kernels])
 def test_copy_and_scrub(kernels: str) -> None:
     """Copy-on-write copies exactly the named tokens of all layers; scrubbing zeroes or poisons whole blocks."""
     model, _ = _model("group4", kernels)

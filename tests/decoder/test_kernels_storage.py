@@ -1,4 +1,4 @@
-"""How keys and values are stored: each storage writes a row and reads it back, alone, without a model."""
+"""How keys and values are stored: each storage writes rows and reads them back, alone, without a model."""
 
 from __future__ import annotations
 
@@ -6,36 +6,54 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from decoder.kernels import sets
-from decoder.kernels.attention_products import copy_rows
+from common.layout import KvLayout
+from decoder.arena_view import private_arena
+from decoder.kernels import blocks, sets
 from decoder.kernels.compiled import entry
-from decoder.kernels.rows import store_kv
+from decoder.kernels.stored_rows import load_rows, store_row
 
 HEAD_DIM = 32
 HALF_MAX = 65504.0
+SMALLEST = 2.0**-126
+QUANTIZED = {sets.Int8Storage: 127.0, sets.Float8Storage: 448.0}
 
 
 @entry
-def _round_trip(kernels: Any, source: int, stored: int, num_bytes: int, target: int) -> None:
-    store_kv(kernels, stored, source, HEAD_DIM)
-    copy_rows(kernels, stored, num_bytes, target)
+def _round_trip(kernels: Any, source: int, stored: int, scales: int, rows: int, target: int) -> None:
+    for row in range(rows):
+        store_row(kernels, stored + row * HEAD_DIM, scales + row * 2, source + row * HEAD_DIM * 4, HEAD_DIM)
+    load_rows(kernels, stored, scales, rows, HEAD_DIM, target)
 
 
-def round_trip(storage: sets.Storage, values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """The bytes of a stored row, and the row read back."""
-    size = 4 if isinstance(storage, sets.Float32Storage) else 2
-    stored, back = np.zeros(HEAD_DIM * size, np.uint8), np.zeros(HEAD_DIM, np.float32)
-    _round_trip(sets.WideKernels(storage), values.ctypes.data, stored.ctypes.data, stored.nbytes, back.ctypes.data)
+def half_round_trip(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    """A row of HEAD_DIM as stored in float16, and read back."""
+    stored, back = np.zeros(HEAD_DIM, np.float16), np.zeros(HEAD_DIM, np.float32)
+    kernels = sets.WideKernels(sets.Float16Storage())
+    _round_trip(kernels, values.ctypes.data, stored.ctypes.data, 0, 1, back.ctypes.data)
     return stored, back
+
+
+def quantized_round_trip(
+    storage: sets.Storage, values: NDArray[np.float32]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
+    """Elements, scales and what is read back of rows [n, HEAD_DIM]."""
+    values = np.ascontiguousarray(values, np.float32)
+    stored, bits = np.zeros(values.shape, np.uint8), np.zeros(values.shape[0], np.uint16)
+    back = np.zeros(values.shape, np.float32)
+    kernels = sets.WideKernels(storage)
+    addresses = [array.ctypes.data for array in (values, stored, bits, back)]
+    _round_trip(kernels, addresses[0], addresses[1], addresses[2], values.shape[0], addresses[3])
+    return stored, (bits.astype(np.uint32) << 16).view(np.float32), back
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-7, 1e-5, 1e-3, 1.0, 1e3])
 def test_float16_rounds_as_numpy(scale: float) -> None:
     """A stored row has the bits numpy's float16 has, subnormal numbers too, and is read back as those."""
     values = (np.random.default_rng(1).standard_normal(HEAD_DIM) * scale).astype(np.float32)
-    stored, back = round_trip(sets.Float16Storage(), values)
+    stored, back = half_round_trip(values)
     want = values.astype(np.float16)
     assert np.array_equal(stored.view(np.uint16), want.view(np.uint16))
     assert np.array_equal(back, want.astype(np.float32))
@@ -46,8 +64,75 @@ def test_float16_saturates_and_keeps_nan() -> None:
     values = np.zeros(HEAD_DIM, np.float32)
     values[:8] = [65503.9, 65519.9, 65520.0, 1e6, -65520.0, -3e38, np.inf, -np.inf]
     values[8:10] = [np.nan, -np.nan]
-    _, back = round_trip(sets.Float16Storage(), values)
-    sign = np.sign(values[:8])
-    assert np.array_equal(back[:8], sign * HALF_MAX)
+    _, back = half_round_trip(values)
+    assert np.array_equal(back[:8], np.sign(values[:8]) * HALF_MAX)
     assert np.isnan(back[8:10]).all()
     assert not back[10:].any()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("gain", [1e-37, 1e-30, 1e-6, 1.0, 1e6, 1e37])
+def test_quantised_rows_lie_within_half_a_step(kind: type[sets.Storage], gain: float) -> None:
+    """A scale is the largest magnitude over the peak, rounded up to bfloat16; an element is off by half a step."""
+    values = (np.random.default_rng(2).standard_normal((40, HEAD_DIM)) * gain).astype(np.float32)
+    stored, scales, back = quantized_round_trip(kind(), values)
+    exact = np.maximum(np.abs(values).max(1) / np.float32(QUANTIZED[kind]), SMALLEST)
+    assert (scales >= exact).all()
+    assert (scales <= exact * (1 + 2**-7)).all()
+    step = np.broadcast_to(scales[:, None], values.shape)
+    if kind is sets.Float8Storage:
+        elements = torch.from_numpy(stored).view(torch.float8_e4m3fn).float().numpy()
+        step = np.maximum(np.abs(values) / 8, scales[:, None] * 2**-9)
+    else:
+        elements = stored.view(np.int8).astype(np.float32)
+    assert np.array_equal(back, elements * scales[:, None])
+    assert (np.abs(back.astype(np.float64) - values) <= step.astype(np.float64) * 0.5001).all()
+
+
+def test_e4m3_rounds_as_torch() -> None:
+    """Every finite e4m3 number, every tie between two and its neighbours are stored as torch converts them."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = numbers[numbers.isfinite()].sort().values
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    flat = torch.cat([numbers, ties, ties * 1.0001, ties * 0.9999])
+    rows = torch.cat([flat, torch.zeros(-flat.numel() % (HEAD_DIM - 1))]).reshape(-1, HEAD_DIM - 1)
+    rows = torch.cat([rows, torch.full((rows.shape[0], 1), 448.0)], 1)  # the scale is 1
+    stored, scales, back = quantized_round_trip(sets.Float8Storage(), rows.numpy())
+    want = rows.to(torch.float8_e4m3fn)
+    assert (scales == 1).all()
+    assert np.array_equal(back, want.float().numpy())
+    assert np.array_equal(stored & 0x7F, want.view(torch.uint8).numpy() & 0x7F)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_row_that_is_not_finite_is_read_as_nan(kind: type[sets.Storage]) -> None:
+    """One NaN or infinity, wherever it stands, makes its whole row NaN, and no other; zeros stay zeros."""
+    values = np.ones((6, HEAD_DIM), np.float32)
+    values[0, 0] = values[1, HEAD_DIM - 1] = np.nan
+    values[2, 5], values[3, 6] = np.inf, -np.inf
+    values[5] = 0
+    _, _, back = quantized_round_trip(kind(), values)
+    assert np.isnan(back[:4]).all()
+    assert np.allclose(back[4], 1, rtol=0.01)
+    assert not back[5].any()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
+def test_copy_and_scrub_take_scales_along(kv_dtype: str) -> None:
+    """Elements and scales of exactly the named tokens are copied; poison makes every scale NaN; other blocks stay."""
+    layout = KvLayout.of(2, 3, 16, 4, kv_dtype)
+    arena = private_arena(layout, 3)
+    arena[:] = np.random.default_rng(0).integers(0, 256, arena.shape)
+    before = arena.copy()
+    one = np.ones(1, np.int32)
+    blocks.copy_tokens(blocks.planes(arena, layout), one, 3 * one, 3 * one)
+    for view, old in zip(blocks.planes(arena, layout), blocks.planes(before, layout), strict=True):
+        assert np.array_equal(view[3, :, :, :, :3], old[1, :, :, :, :3])
+        assert np.array_equal(view[3, :, :, :, 3:], old[3, :, :, :, 3:])
+    assert np.array_equal(arena[:3], before[:3])
+    assert not np.array_equal(arena[3], before[3])
+    blocks.fill(arena, one, True)
+    assert ((blocks.planes(arena, layout)[1][1] & 0x7FFF) > 0x7F80).all()
+    assert np.array_equal(arena[2], before[2])
+    blocks.fill(arena, one, False)
+    assert not arena[1].any()

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from common.config import DTYPES, KV_DTYPES
+from common.config import DTYPES
 from common.errors import InvalidArgument
+from common.layout import KV_DTYPES
 from decoder.cache_key import cache_key
 from decoder.weights import load_model
 from decoder.weights.source import _BLOCK_TYPES, HuggingFaceSource, _dequantize, open_source

@@ -50,8 +50,10 @@ def norm_rotate(
 def quantize(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row."""
     peak = 127.0 if kind == torch.int8 else 448.0
-    scale = x.float().abs().amax(-1) / peak
-    y = torch.where(scale[..., None] > 0, x.float() / scale.clamp_min(1e-30)[..., None], 0.0)
+    exact = (x.float().abs().amax(-1) / peak).clamp_min(torch.finfo(torch.bfloat16).tiny)
+    scale = exact.bfloat16()
+    scale = torch.where(scale.float() < exact, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    y = x.float() / scale.float()[..., None]
     return (y.round() if kind == torch.int8 else y).to(kind), scale
 
 

@@ -42,10 +42,10 @@ def empty_arena(
     if dtype.is_floating_point and dtype.itemsize > 1:
         shape = (num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim)
         return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE), None
-    from common.layout import quantized_block_bytes
+    from common.layout import KvLayout
     from decoder.kernels.quantized import views
 
-    size = quantized_block_bytes(layers, kv_heads, head_dim, block_tokens)
+    size = KvLayout.of(layers, kv_heads, head_dim, block_tokens, "int8").block_bytes
     storage = torch.full((num_blocks + 1, size), 0x7F, dtype=torch.uint8, device=DEVICE)
     arena, scales = views(storage, layers, kv_heads, head_dim, block_tokens, dtype)
     scales.fill_(torch.nan)
@@ -105,4 +105,4 @@ def store(
     else:
         arena.view(torch.uint8)[blocks, LAYER, plane, :, slots] = stored.view(torch.uint8)
     scales[blocks, LAYER, plane, :, slots] = scale
-    return stored.float() * scale[..., None]
+    return stored.float() * scale.float()[..., None]

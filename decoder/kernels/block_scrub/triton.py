@@ -18,9 +18,9 @@ _NAN_PATTERNS: Final = {
     torch.float32: 0x7FC00000,
     torch.bfloat16: 0x7FC07FC0,
     torch.float16: 0x7E007E00,
-    torch.uint8: 0x7FC00000,
+    torch.uint8: 0x7FC07FC0,
 }
-"""Bytes hold a quantised block; as float32 they poison its scales, and with them whatever is read."""
+"""Bytes hold a quantised block; as bfloat16 they poison its scales, and with them whatever is read."""
 
 
 @kernel

@@ -56,10 +56,17 @@ def norm_and_rotate(
 
 @kernel
 def quantize(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """Rows of x as stored elements, and the scale of each row (0 for a row of zeros)."""
+    """Rows of x as stored elements, and the bits of each row's scale.
+
+    A scale is a bfloat16 number, rounded up, at least the smallest normal one; NaN for a row with a NaN or an infinity.
+    """
     peak = 127.0 if KIND == 1 else 448.0
-    scale = tl.max(tl.abs(x), 1) / peak
-    y = tl.where(scale[:, None] > 0, x / tl.where(scale > 0, scale, 1.0)[:, None], 0.0)
+    # Compared as integers, so that no NaN is lost.
+    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    scale = (most.to(tl.float32, bitcast=True) / peak).to(tl.int32, bitcast=True)
+    scale = tl.maximum((scale + 0xFFFF) & -0x10000, 0x00800000)
+    scale = tl.where(most < 0x7F800000, scale, 0x7FC00000)
+    y = x / scale.to(tl.float32, bitcast=True)[:, None]
     if KIND == 1:
         stored = tl.floor(tl.minimum(tl.maximum(y, -127.0), 127.0) + 0.5).to(tl.int8)
     else:
@@ -74,7 +81,7 @@ def quantize(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
         stored = (sign | tl.where(tl.abs(y) < 0.015625, subnormal, normal)).to(tl.uint8)
         if KIND == 2:
             stored = stored.to(tl.float8e4nv, bitcast=True)
-    return stored, scale
+    return stored, (scale >> 16).to(tl.int16)
 
 
 @kernel

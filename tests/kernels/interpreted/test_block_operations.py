@@ -44,7 +44,7 @@ def test_copy_takes_scales_along(dtype: torch.dtype) -> None:
     arena, scales = empty_arena(3, 2, 16, 64, dtype)
     assert scales is not None
     arena.view(torch.uint8)[:] = torch.arange(4, device=DEVICE, dtype=torch.uint8).reshape(-1, 1, 1, 1, 1, 1)
-    scales[:] = torch.arange(4, device=DEVICE, dtype=torch.float32).reshape(-1, 1, 1, 1, 1)
+    scales[:] = torch.arange(4, device=DEVICE, dtype=torch.bfloat16).reshape(-1, 1, 1, 1, 1)
     block_copy.copy(arena, int32([1]), int32([3]), int32([5]), scales=scales)
     assert (arena.view(torch.uint8)[3, :, :, :, :5] == 1).all()
     assert (arena.view(torch.uint8)[3, :, :, :, 5:] == 3).all()

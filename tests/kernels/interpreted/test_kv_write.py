@@ -52,7 +52,13 @@ def check(
         got = arena[blocks, LAYER, plane, :, slots].float()
         if scales is not None:
             _, scale = oracles.quantize(want, arena.dtype)
-            assert torch.allclose(scales[blocks, LAYER, plane, :, slots], scale, rtol=1e-5)
+            stored_scale = scales[blocks, LAYER, plane, :, slots].float()
+            # The next number up where the true maximum is computed a bit higher; never lower than needed.
+            assert torch.allclose(stored_scale, scale.float(), rtol=2**-7)
+            assert bool(
+                (want.abs().amax(-1) <= stored_scale * (128 if arena.dtype == torch.int8 else 448) * 1.0001).all()
+            )
+            scale = stored_scale
             got = got * scale[..., None]
             step = scale[..., None] if arena.dtype == torch.int8 else want.abs() / 8 + scale[..., None] * 2**-9
             assert float(((got - want).abs() / step.clamp_min(1e-30)).max()) < 0.51
