@@ -3,7 +3,8 @@
     tessera bench wire [--blocks N] [--published N] [--rounds N] [--json FILE]
 
 Prints how long the daemon takes until it answers, round trips of an acquire, of a report with 64 seals and of nothing
-(a credit request for no block: what gRPC alone costs), and the daemon's memory before and after its index was filled.
+(a credit request for no block; beside it the same through a bare stream, which is what gRPC alone costs), and the
+daemon's memory before and after its index was filled. A report is made of the decoder's own values, as a step makes it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,25 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bench import table
+from bench.bare_stream import round_trips
 from bench.setting import machine_facts, make_pool_parser
-from bench.table import Cell, Report, quantile
+from bench.table import Cell, quantile
 from common.arena_frames import PROTOCOL_VERSION
 from common.credentials import read_secret
 from common.paths import StatePaths
 from common.rpc import open_channel, unix_target
+from common.tokens import unpack_tokens
+from decoder.cache_api import Report, SequenceReport
+from decoder.cache_messages import request_of
+from decoder.sequence import LeaseId
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 from tessera.common.v1 import common_pb2
 
 BLOCK_TOKENS = 16
 PROMPT_TOKENS = 8192
 SEQUENCES = 64
+NOTHING = np.zeros(0, np.int32)
 START_SECONDS = 20.0
 LAYOUT = common_pb2.KvLayout(
     num_layers=1,
@@ -57,7 +65,11 @@ class Session:
 
     async def ask(self, **operation: Any) -> cache_pb2.SessionResponse:
         self._sequence += 1
-        request = cache_pb2.SessionRequest(sequence=self._sequence, applied_revision=self._revision, **operation)
+        return await self._answer(
+            cache_pb2.SessionRequest(sequence=self._sequence, applied_revision=self._revision, **operation)
+        )
+
+    async def _answer(self, request: cache_pb2.SessionRequest) -> cache_pb2.SessionResponse:
         await self._call.write(request)
         while True:
             response: cache_pb2.SessionResponse = await self._call.read()
@@ -79,8 +91,13 @@ class Session:
         request = cache_pb2.AcquireRequest(grant=grant, key=KEY, tokens=tokens, request_id="bench", priority=50)
         return (await self.ask(acquire=request)).acquire
 
-    async def report(self, *sequences: cache_pb2.SequenceReport) -> None:
-        done = await self.ask(report=cache_pb2.ReportRequest(sequences=sequences))
+    async def report(self, *sequences: SequenceReport) -> None:
+        """As a decoder reports: its own values, turned into its own message."""
+        self._sequence += 1
+        report = Report(
+            sequences, NOTHING, wanted=0, generated_tokens=0, preemptions=0, queued=0, applied_revision=self._revision
+        )
+        done = await self._answer(request_of(report, self._sequence, self._revision, KEY))
         if done.report.refusals:
             raise RuntimeError(done.report.refusals[0].failure.message)
 
@@ -96,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     least = PROMPT_TOKENS // BLOCK_TOKENS
     if not least <= options.published <= options.blocks - SEQUENCES * 4:
         parser.error(f"--published is {options.published}; allowed are {least}..{options.blocks - SEQUENCES * 4}")
-    report = Report("wire", {**machine_facts(), "blocks": options.blocks, "block tokens": BLOCK_TOKENS})
+    report = table.Report("wire", {**machine_facts(), "blocks": options.blocks, "block tokens": BLOCK_TOKENS})
     report.begin()
     with running_daemon(options.blocks) as (paths, process_id, start_seconds):
         rows, memory = asyncio.run(measure(paths, process_id, options.published, options.rounds))
@@ -146,8 +163,8 @@ async def measure(
             prompts.append(fresh(PROMPT_TOKENS))
             lease = await session.acquire(grant, prompts[-1])
             await session.report(
-                cache_pb2.SequenceReport(
-                    lease_id=lease.lease_id, sealed_tokens=PROMPT_TOKENS, copied=lease.HasField("copy"), release=True
+                SequenceReport(
+                    LeaseId(lease.lease_id), sealed_tokens=PROMPT_TOKENS, copied=lease.HasField("copy"), release=True
                 )
             )
         after = resident_bytes(process_id)
@@ -156,6 +173,7 @@ async def measure(
         def add(name: str, times: list[float]) -> None:
             rows.append([name, quantile(times, 0.5), quantile(times, 0.99)])
 
+        add("an empty message through a bare gRPC stream", await round_trips(rounds))
         add("nothing", [await _timed(session.ask(credit=cache_pb2.CreditRequest())) for _ in range(rounds)])
         add("acquire of a resident prompt of 8,192", await _acquires(session, grant, prompts, rounds))
         add(f"{SEQUENCES} seals in one report", await _seals(session, grant, fresh, rounds))
@@ -176,29 +194,29 @@ async def _acquires(session: Session, grant: bytes, prompts: list[bytes], rounds
         lease = await session.acquire(grant, prompts[number % len(prompts)])
         times.append((time.perf_counter_ns() - begun) / 1000)
         copied = lease.HasField("copy")
-        await session.report(cache_pb2.SequenceReport(lease_id=lease.lease_id, copied=copied, release=True))
+        await session.report(SequenceReport(LeaseId(lease.lease_id), copied=copied, release=True))
     return times
 
 
 async def _seals(session: Session, grant: bytes, fresh: Any, rounds: int) -> list[float]:
     """As a step of 64 decoding sequences reports: each seals its next token, one in sixteen a whole block."""
     answers = [await session.acquire(grant, fresh(64 + number % BLOCK_TOKENS)) for number in range(SEQUENCES)]
-    leases = [answer.lease_id for answer in answers]
+    leases = [LeaseId(answer.lease_id) for answer in answers]
     await session.report(
-        *(cache_pb2.SequenceReport(lease_id=answer.lease_id, copied=answer.HasField("copy")) for answer in answers)
+        *(SequenceReport(LeaseId(answer.lease_id), copied=answer.HasField("copy")) for answer in answers)
     )
     sealed = [64 + number % BLOCK_TOKENS for number in range(SEQUENCES)]
-    taken: list[bytes] = []
     times = []
     for _ in range(rounds):
         token = fresh(SEQUENCES)
-        taken = [b""] * SEQUENCES
+        taken = [NOTHING] * SEQUENCES
         for number, count in enumerate(sealed):
             if count % BLOCK_TOKENS == 0:
-                taken[number] = (await session.ask(credit=cache_pb2.CreditRequest(wanted_blocks=1))).credit
+                answer = await session.ask(credit=cache_pb2.CreditRequest(wanted_blocks=1))
+                taken[number] = unpack_tokens(answer.credit)
         reports = [
-            cache_pb2.SequenceReport(
-                lease_id=lease,
+            SequenceReport(
+                lease,
                 taken_blocks=taken[number],
                 tokens=token[number * 4 : number * 4 + 4],
                 sealed_tokens=sealed[number] + 1,
@@ -209,7 +227,7 @@ async def _seals(session: Session, grant: bytes, fresh: Any, rounds: int) -> lis
         await session.report(*reports)
         times.append((time.perf_counter_ns() - begun) / 1000)
         sealed = [count + 1 for count in sealed]
-    await session.report(*(cache_pb2.SequenceReport(lease_id=lease, release=True) for lease in leases))
+    await session.report(*(SequenceReport(lease, release=True) for lease in leases))
     return times
 
 

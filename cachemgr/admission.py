@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cachemgr import kept
 from cachemgr.asks import Ask
@@ -46,7 +47,11 @@ class _Beginning(NamedTuple):
 
 class _Need(NamedTuple):
     """What a lease takes beside what it shares: `fresh` blocks, `wider` of them for a scope; `num_idle` of the shared
-    ones are cached now. `source` (0: none) has `num_tail_tokens` tokens to copy."""
+    ones are cached now. `source` (0: none) has `num_tail_tokens` tokens to copy.
+
+    room, left: fresh blocks that can be had, and those of them that are the tenant's own below its ceiling
+    references: of the shared blocks; None where the kept branch has them
+    """
 
     fresh: int
     wider: int
@@ -54,6 +59,9 @@ class _Need(NamedTuple):
     source: int
     num_tail_tokens: int
     source_room: int
+    room: int
+    left: int
+    references: NDArray[np.int32] | None
 
 
 def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | Waiting:
@@ -68,19 +76,21 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     ask.check()
     if ask.will_keep and not ask.resumed:
         kept.refuse_more(state, state.known_owner(ask.tenant), 1)
-    num_blocks = -(-ask.num_tokens // state.block_tokens)
+    owner, num_tokens = state.known_owner(ask.tenant), ask.num_tokens
+    num_blocks = -(-num_tokens // state.block_tokens)
     _refuse_beyond_pool(state, num_blocks)
-    begin = _find(state, ask, branch, len(continued) // TOKEN_BYTES)
+    begin = _find(state, ask, owner, num_tokens - 1, branch, len(continued) // TOKEN_BYTES)
     if begin.held is None and ask.may_wait and not ask.no_read:
         request = (ask.request_id, ask.sample)
         waiting = wait_for_prefix(state, session, ask.tenant, begin.key, ask.prefix, ask.tokens, begin.found, request)
         if waiting is not None:
             return waiting
-    need = _need(state, ask, begin, num_blocks)
-    if _relieved(state, ask, begin, need, branch):
+    need = _need(state, owner, begin, num_blocks)
+    if _relieved(state, owner, begin, need, branch):
         return acquire(state, session_id, asked._replace(may_wait=False))  # what was found may be gone
-    owner, room = state.known_owner(ask.tenant), _room(state, ask, need) - need.source_room
-    state.quotas.check(owner, need.fresh - need.wider, need.num_idle + need.source_room)
+    if need.fresh - need.wider > need.left - need.source_room:
+        state.quotas.check(owner, need.fresh - need.wider, need.num_idle + need.source_room)
+    room = need.room - need.source_room
     if need.fresh > room:
         refuse_beyond_reach(state, owner, need.fresh, begin.blocks)
     state.require(need.fresh, room)
@@ -99,9 +109,9 @@ def _refuse_beyond_pool(state: CacheState, num_blocks: int) -> None:
         )
 
 
-def _find(state: CacheState, ask: Ask, branch: KeptBranch | None, num_base: int) -> _Beginning:
-    """The longest beginning of the sequence that can be shared. Changes nothing."""
-    limit, prefix = ask.num_tokens - 1, ask.prefix
+def _find(state: CacheState, ask: Ask, owner: int, limit: int, branch: KeptBranch | None, num_base: int) -> _Beginning:
+    """The longest beginning of the sequence that can be shared, `limit` tokens at most. Changes nothing."""
+    prefix = ask.prefix
     prefix_blocks = whole_blocks(state, prefix)
     key, found = ask.root, NO_MATCH
     if prefix is not None and prefix_blocks:
@@ -109,7 +119,7 @@ def _find(state: CacheState, ask: Ask, branch: KeptBranch | None, num_base: int)
         if not ask.no_read:
             found = match(state, ask.tenant, key, prefix, prefix_blocks, ask.tokens, limit)
     elif not ask.no_read:
-        tree = state.index.forest.trees.get((state.known_owner(ask.tenant), ask.root))
+        tree = state.index.forest.trees.get((owner, ask.root))
         if tree is not None:
             found = state.index.match(tree, ask.tokens, limit)
     held = None
@@ -118,42 +128,38 @@ def _find(state: CacheState, ask: Ask, branch: KeptBranch | None, num_base: int)
     return _Beginning(key, prefix_blocks, found, held)
 
 
-def _need(state: CacheState, ask: Ask, begin: _Beginning, num_blocks: int) -> _Need:
+def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> _Need:
     """What the lease takes. The source of its copy may be the very block that is missing: then it has none, and those
     tokens are computed again."""
     pool, held, blocks = state.pool, begin.held, begin.blocks
     fresh = num_blocks - len(blocks)
     wider = max(0, begin.prefix_blocks - len(blocks))
-    num_idle = 0 if held is not None else pool.count_idle(blocks)
     if held is not None:
-        return _Need(fresh, wider, 0, held.source, held.num_tail_tokens, 0)
+        room, left = state.room_for(owner), state.quotas.left(owner)
+        return _Need(fresh, wider, 0, held.source, held.num_tail_tokens, 0, room, left, None)
+    references = pool.references.take(blocks)
+    num_idle = pool.count_idle(blocks, references)
+    room, left = state.room_for(owner) - num_idle, state.quotas.left(owner, num_idle)
     source, rest = begin.found.source, begin.found.num_tail_tokens
-    source_room = int(source != 0 and pool.references[source] == 1)
-    need = _Need(fresh, wider, num_idle, source, rest, source_room)
-    left = state.quotas.left(state.known_owner(ask.tenant), num_idle)
-    if source_room and (fresh > _room(state, ask, need) - 1 or fresh - wider > left - 1):
-        return need._replace(source=0, num_tail_tokens=0, source_room=0)
-    return need
+    source_room = int(source != 0 and pool.references.item(source) == 1)
+    if source_room and (fresh > room - 1 or fresh - wider > left - 1):
+        source = rest = source_room = 0
+    return _Need(fresh, wider, num_idle, source, rest, source_room, room, left, references)
 
 
-def _room(state: CacheState, ask: Ask, need: _Need) -> int:
-    return state.room_for(state.known_owner(ask.tenant)) - need.num_idle
-
-
-def _relieved(state: CacheState, ask: Ask, begin: _Beginning, need: _Need, branch: KeptBranch | None) -> bool:
+def _relieved(state: CacheState, owner: int, begin: _Beginning, need: _Need, branch: KeptBranch | None) -> bool:
     """Whether kept branches had to give way for the lease, and did."""
-    owner = state.known_owner(ask.tenant)
-    missing = need.fresh - _room(state, ask, need)
+    missing = need.fresh - need.room
     if missing > 0 and relieve(state, missing, asking=owner, besides=begin.blocks, last=branch):
         return True
-    missing = need.fresh - need.wider - state.quotas.left(owner, need.num_idle)
+    missing = need.fresh - need.wider - need.left
     return missing > 0 and relieve(state, missing, asking=owner, besides=begin.blocks, last=branch, own=True)
 
 
 def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, need: _Need, continued: bytes) -> Acquired:
     pool, index, blocks, held, prefix = state.pool, state.index, begin.blocks, begin.held, ask.prefix
     owner = state.owner_of(ask.tenant)
-    pool.hold_published(blocks, need.num_idle)
+    pool.hold_published(blocks, need.num_idle, need.references)
     if need.source:
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
@@ -165,6 +171,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     table = np.concatenate((blocks, new)) if len(blocks) else new
     copy = CopyPlan(need.source, int(new[0]), need.num_tail_tokens) if need.source else None
     whole_tokens = len(blocks) * state.block_tokens
+    granted = whole_tokens + need.num_tail_tokens
     lease = Lease(
         lease_id=state.book.next_lease_id(),
         session_id=session.session_id,
@@ -178,7 +185,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         num_blocks=len(table),
         num_published=len(blocks) if held is None else held.num_published,
         sealed=whole_tokens,
-        granted=whole_tokens + need.num_tail_tokens,
+        granted=granted,
         copy=copy,
         store=not ask.no_store and (held is None or held.store),
         priority=ask.priority,
@@ -189,14 +196,15 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         ttl_ns=ask.ttl_ns,
     )
     state.book.add(lease)
-    if ask.num_tokens - lease.granted >= state.block_tokens:
+    num_tokens = ask.num_tokens
+    if num_tokens - granted >= state.block_tokens:
         state.waits.enter(lease)
-    _tell(state, ask, begin, lease)
+    _tell(state, ask, begin, lease, num_tokens)
     state.revision += 1
-    return Acquired(lease.lease_id, to_wire(table), lease.granted, copy, continued)
+    return Acquired(lease.lease_id, to_wire(table), granted, copy, continued)
 
 
-def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease) -> None:
+def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease, num_tokens: int) -> None:
     """Counts and logs an admission; one that was counted before is not counted again."""
     state.events.add(
         "lease_granted",
@@ -204,10 +212,10 @@ def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease) -> None:
         lease.owner,
         lease.session_id,
         lease.lease_id,
-        num_tokens=ask.num_tokens,
+        num_tokens=num_tokens,
         cached_tokens=lease.granted,
     )
     if not ask.resumed:
-        state.counters.count_admission(lease.owner, lease.granted, ask.num_tokens)
+        state.counters.count_admission(lease.owner, lease.granted, num_tokens)
         wider_root = b"" if ask.prefix is None else ask.prefix.root
         state.recent.add(lease.owner, ask.root, wider_root, begin.prefix_blocks, ask.tokens, lease.granted)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cachemgr.ids import BlockRun
-from cachemgr.ownership import NO_OWNER, Ownership
+from cachemgr.ownership import FEW, NO_OWNER, Ownership
 
 __all__ = ["NO_OWNER", "BlockPool", "BlockState"]
 
@@ -31,6 +32,7 @@ class BlockState(IntEnum):
 
 
 _FREE, _ACTIVE, _CACHED, _QUARANTINED = (int(state) for state in BlockState)
+_ONE: Final = np.array(1, np.int32)  # comparing with an array costs half of what comparing with a number does
 
 
 class BlockPool:
@@ -57,6 +59,11 @@ class BlockPool:
         self._stack: BlockRun = np.arange(num_blocks, 0, -1, dtype=np.intp)
         self._top = num_blocks
         self._on_free = on_free
+        # One entry of a memory view costs a third of one of a column.
+        self._references = memoryview(self.references)  # type: ignore[arg-type]
+        self._states = memoryview(self.state)  # type: ignore[arg-type]
+        self._owners = memoryview(self.owner)  # type: ignore[arg-type]
+        self._listed = memoryview(self.published)  # type: ignore[arg-type]
 
     @property
     def num_free(self) -> int:
@@ -82,14 +89,20 @@ class BlockPool:
         low = self._top - count
         blocks = self._stack[low : self._top][::-1].copy()
         self._top = low
-        self.references[blocks] = 1
-        self.state[blocks] = _ACTIVE
+        if count <= FEW:
+            for block in blocks.tolist():
+                self._references[block] = 1
+                self._states[block] = _ACTIVE
+        else:
+            self.references[blocks] = 1
+            self.state[blocks] = _ACTIVE
         self.ownership.begin(blocks, owner)
         return blocks
 
-    def count_idle(self, blocks: BlockRun) -> int:
-        """How many of these published blocks are held by nobody."""
-        return int(np.count_nonzero(self.references.take(blocks) == 1))
+    def count_idle(self, blocks: BlockRun, counts: NDArray[np.int32] | None = None) -> int:
+        """How many of these published blocks are held by nobody; `counts` are their references, if known."""
+        found = self.references.take(blocks) if counts is None else counts
+        return int(np.count_nonzero(found == _ONE))
 
     def hold(self, blocks: BlockRun) -> None:
         """One more holder for each; cached ones become active."""
@@ -106,10 +119,10 @@ class BlockPool:
             self.ownership.wake(woken)
             self.state[woken] = _ACTIVE
 
-    def hold_published(self, blocks: BlockRun, num_idle: int) -> None:
-        """As `hold`, for published blocks in a table's order, `num_idle` of them held by nobody (`count_idle`)."""
-        counts = self.references.take(blocks)
-        counts += 1
+    def hold_published(self, blocks: BlockRun, num_idle: int, counts: NDArray[np.int32] | None = None) -> None:
+        """As `hold`, for published blocks in a table's order, `num_idle` of them held by nobody (`count_idle`);
+        `counts` are their references, if known."""
+        counts = (self.references.take(blocks) if counts is None else counts) + _ONE
         self.references[blocks] = counts
         if num_idle:
             self.ownership.shift_path(blocks if num_idle == len(blocks) else blocks[counts == 2], -1)
@@ -118,11 +131,11 @@ class BlockPool:
 
     def hold_one(self, block: int) -> None:
         """As `hold`, for one block: many times cheaper than a run of one."""
-        self.references[block] += 1
-        if self.state[block] == _CACHED:
-            self.state[block] = _ACTIVE
+        self._references[block] += 1
+        if self._states[block] == _CACHED:
+            self._states[block] = _ACTIVE
             self.num_cached -= 1
-            self.ownership.idle[int(self.owner[block])] -= 1
+            self.ownership.idle[self._owners[block]] -= 1
 
     def unhold(self, blocks: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for each. Published ones that nobody holds become cached; others are freed, or quarantined.
@@ -130,9 +143,11 @@ class BlockPool:
         Returns the blocks that nobody holds and the index does not list: freed now, or quarantined.
         """
         if len(blocks) <= 1:
-            return self._unhold_one(blocks, quarantine) if len(blocks) else blocks
+            if not len(blocks) or self.unhold_one(blocks.item(0), quarantine=quarantine):
+                return blocks
+            return blocks[:0]
         counts = self.references.take(blocks)
-        counts -= 1
+        counts -= _ONE
         self.references[blocks] = counts
         published = self.published.take(blocks)
         idle = counts == published
@@ -155,9 +170,9 @@ class BlockPool:
     def unhold_published(self, blocks: BlockRun) -> None:
         """As `unhold`, for blocks in a table's order that are all published: none is freed."""
         counts = self.references.take(blocks)
-        counts -= 1
+        counts -= _ONE
         self.references[blocks] = counts
-        idle = counts == 1
+        idle = counts == _ONE
         num_idle = int(np.count_nonzero(idle))
         if num_idle:
             resting = blocks if num_idle == len(blocks) else blocks[idle]
@@ -165,25 +180,25 @@ class BlockPool:
             self.num_cached += num_idle
             self.ownership.shift_path(resting, 1)
 
-    def _unhold_one(self, run: BlockRun, quarantine: bool) -> BlockRun:
-        block = int(run[0])
-        count = int(self.references[block]) - 1
-        self.references[block] = count
-        published = bool(self.published[block])
+    def unhold_one(self, block: int, *, quarantine: bool = False) -> bool:
+        """As `unhold`, for one block; whether it is freed now, or quarantined."""
+        count = self._references[block] - 1
+        self._references[block] = count
+        published = self._listed[block]
         if count > published:
-            return run[:0]
+            return False
         if published:
-            self.state[block] = _CACHED
+            self._states[block] = _CACHED
             self.num_cached += 1
-            self.ownership.idle[int(self.owner[block])] += 1
-            return run[:0]
-        self.ownership.charged[int(self.owner[block])] -= 1
+            self.ownership.idle[self._owners[block]] += 1
+            return False
+        self.ownership.charged[self._owners[block]] -= 1
         if quarantine:
-            self.state[block] = _QUARANTINED
+            self._states[block] = _QUARANTINED
             self.num_quarantined += 1
         else:
-            self._free(run)
-        return run
+            self._free(np.array((block,), np.intp))
+        return True
 
     def publish(self, blocks: BlockRun) -> None:
         """The index lists these held blocks from now on."""

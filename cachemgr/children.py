@@ -10,6 +10,7 @@ one root cost no more than a few. Called by `forest.py` for writing and `radix.p
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -25,13 +26,13 @@ BESIDE: Final = 4  # keys after a new one that are looked at: as many stale ones
 class Children:
     """A sorted map from a key (packed tokens of at most one block) to a child."""
 
-    __slots__ = ("_borders", "_keys", "_nodes", "_removed", "_stale", "_swept")
+    __slots__ = ("_borders", "_keys", "_nodes", "_num_keys", "_removed", "_swept")
 
     def __init__(self) -> None:
         self._borders: list[bytes] = []  # chunk i has keys below border i, chunk i + 1 keys from it on
         self._keys: list[list[bytes]] = [[]]
         self._nodes: dict[bytes, Node] = {}
-        self._stale = 0
+        self._num_keys = 0  # stale ones too
         self._removed = 0  # since the last sweep
         self._swept = 0
 
@@ -87,19 +88,20 @@ class Children:
         """Adds a child. Raises ValueError where the key is taken."""
         if key in self._nodes:
             raise ValueError("a child with these tokens is there already")
+        any_stale = self._num_keys > len(self._nodes)
         self._nodes[key] = node
         chunk = bisect_right(self._borders, key)
         keys = self._keys[chunk]
         place = bisect_left(keys, key)
-        if self._stale:
+        if any_stale:
             if place < len(keys) and keys[place] == key:
-                self._stale -= 1
                 return
             beside = keys[place : place + BESIDE]
             kept = [other for other in beside if other in self._nodes]
-            self._stale -= len(beside) - len(kept)
+            self._num_keys += 1 + len(kept) - len(beside)
             keys[place : place + BESIDE] = [key, *kept]
         else:
+            self._num_keys += 1
             keys.insert(place, key)
         if len(keys) > 2 * CHUNK:
             self._keys[chunk : chunk + 1] = [keys[:CHUNK], keys[CHUNK:]]
@@ -111,13 +113,23 @@ class Children:
             raise KeyError("no child has these tokens")
         self._nodes[key] = node
 
-    def remove(self, key: bytes) -> None:
-        """Removes a child. Raises KeyError where there is none."""
-        del self._nodes[key]
-        self._stale += 1
-        self._removed += 1
-        if self._removed >= SWEEP and self._stale > len(self._nodes) + SLACK:
+    def remove(self, key: bytes) -> bool:
+        """Removes a child; whether it was the last. Raises KeyError where there is none."""
+        nodes = self._nodes
+        del nodes[key]
+        removed = self._removed = self._removed + 1
+        if removed >= SWEEP and self._num_keys > 2 * len(nodes) + SLACK:
             self._sweep()
+        return not nodes
+
+    def remove_all(self, keys: list[bytes]) -> bool:
+        """As `remove`, for several."""
+        nodes = self._nodes
+        deque(map(nodes.__delitem__, keys), maxlen=0)
+        self._removed += len(keys)
+        if self._removed >= SWEEP and self._num_keys > 2 * len(nodes) + SLACK:
+            self._sweep()
+        return not nodes
 
     def _sweep(self) -> None:
         """Rids one chunk of its stale keys; each in its turn."""
@@ -126,6 +138,6 @@ class Children:
         self._swept = chunk + 1
         keys = self._keys[chunk]
         self._keys[chunk] = [key for key in keys if key in self._nodes]
-        self._stale -= len(keys) - len(self._keys[chunk])
+        self._num_keys += len(self._keys[chunk]) - len(keys)
         if not self._keys[chunk] and self._borders:
             del self._keys[chunk], self._borders[max(chunk - 1, 0)]

@@ -34,13 +34,14 @@ class Ghost:
 
 class Ghosts:
     """The newest MAX_GHOSTS evictions. `stamp` is of those that come next; `note` takes the fields of a Ghost as one
-    tuple: it is called for each node that goes, so it is the ring's own method."""
+    tuple, `note_all` an iterable of such: they are called for each node that goes, so they are the ring's own."""
 
-    __slots__ = ("_ring", "note", "stamp")
+    __slots__ = ("_ring", "note", "note_all", "stamp")
 
     def __init__(self) -> None:
         self._ring: deque[_Entry] = deque(maxlen=MAX_GHOSTS)
         self.note = self._ring.append
+        self.note_all = self._ring.extend
         self.stamp: Stamp = (0, 0, "")
 
     def forget(self, owner: int) -> None:

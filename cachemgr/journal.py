@@ -40,7 +40,7 @@ _HEAD: Final = struct.Struct("<QIIIIQ")
 _MASK: Final = (1 << 64) - 1
 _HOLDER_KEY: Final = 0x9E3779B97F4A7C15  # spreads small numbers, so that a damaged one is none
 _HOLDER_INVERSE: Final = pow(_HOLDER_KEY, -1, 1 << 64)
-_HEAD_TYPE: Final = f"V{_HEAD.size}"
+_HEAD_TYPE: Final = np.dtype(f"V{_HEAD.size}")
 
 
 class IndexJournal:
@@ -59,8 +59,16 @@ class IndexJournal:
         self.trees = Table(memory, at.trees, at.num_trees, TREE_BYTES)
         self.checksums: Checksums = memory[at.checksums : at.checksums + 8 * (count + 1)].view(np.uint64)
         self._holders: Checksums = memory[at.holders : at.holders + 8 * (count + 1)].view(np.uint64)
-        self._item = np.dtype([("head", _HEAD_TYPE), ("tokens", f"V{tokens * TOKEN_BYTES}")])
-        self._raw = f"V{self._item.itemsize}"  # numpy copies opaque items faster than structured ones
+        row_bytes = records.row_words(tokens) * TOKEN_BYTES
+        self._item = np.dtype(
+            {
+                "names": ["head", "tokens"],
+                "formats": [_HEAD_TYPE, f"V{tokens * TOKEN_BYTES}"],
+                "offsets": [0, _HEAD.size],
+                "itemsize": row_bytes,
+            }
+        )
+        self._raw = f"V{row_bytes}"  # numpy copies opaque items faster than structured ones
         self._items = memory[at.rows : at.end].view(self._raw)
         self.rows: Rows = memory[at.rows : at.end].view(np.uint32).reshape(count + 1, -1)
         self.hash = RecordHash(tokens)
@@ -113,7 +121,7 @@ class IndexJournal:
             if above is None:
                 above = records.stamp_of(self.rows[previous_block]) if previous_block else 0
             self._pending[int(blocks[0])] = stamp
-            self._pending_rows.append(head + tokens.ljust(self._tokens * TOKEN_BYTES, b"\0"))
+            self._pending_rows.append(head + tokens)
             self._pending_above.append(above)
             self._pending_salts.append(salt)
             return
@@ -136,7 +144,8 @@ class IndexJournal:
         if not self._pending:
             return
         blocks = np.fromiter(self._pending, np.intp, len(self._pending))
-        items = np.frombuffer(b"".join(self._pending_rows), self._raw)
+        row_bytes = self._items.itemsize
+        items = np.frombuffer(b"".join([row.ljust(row_bytes, b"\0") for row in self._pending_rows]), self._raw)
         rows = items.view(np.uint32).reshape(len(blocks), -1)
         sums = self.hash.checksums(
             rows, np.array(self._pending_above, np.uint64), np.array(self._pending_salts, np.uint64)

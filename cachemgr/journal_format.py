@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
-from cachemgr.records import HEAD_WORDS, digest_of
+from cachemgr.records import digest_of, row_words
 from common.devices import NO_DEVICE, UUID_BYTES
 from common.layout import NONCE_BYTES, TOKEN_BYTES
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"TSRJRNL\x01"
 BOOT_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 16
@@ -85,7 +85,7 @@ class Sections:
         checksums = _page(trees + Table.size(num_blocks, TREE_BYTES))
         holders = _page(checksums + (num_blocks + 1) * 8)
         rows = _page(holders + (num_blocks + 1) * 8)
-        end = rows + (num_blocks + 1) * (HEAD_WORDS + block_tokens) * TOKEN_BYTES
+        end = rows + (num_blocks + 1) * row_words(block_tokens) * TOKEN_BYTES
         return cls(num_owners, num_blocks, processes, owners, trees, checksums, holders, rows, end)
 
 

@@ -9,7 +9,7 @@ manager's modules, which move the pool's blocks in the same step; it never touch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -89,8 +89,7 @@ class Lease:
         self.num_blocks = end
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Deferred:
+class Deferred(NamedTuple):
     """Blocks that a decoder may still use until it acknowledges `revision`."""
 
     revision: int
@@ -129,9 +128,15 @@ class Session:
         """Removes and returns what was acknowledged, or what belongs to a lease."""
         if not self.deferred:
             return []
-        taken = [item for item in self.deferred if item.revision <= applied_revision or item.lease_id == lease_id]
-        self.deferred = [item for item in self.deferred if item not in taken]
-        return [item.blocks for item in taken]
+        taken: list[BlockRun] = []
+        left: list[Deferred] = []
+        for item in self.deferred:
+            if item.revision <= applied_revision or item.lease_id == lease_id:
+                taken.append(item.blocks)
+            else:
+                left.append(item)
+        self.deferred = left
+        return taken
 
 
 class LeaseBook:

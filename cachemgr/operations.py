@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from cachemgr.branch_operations import copy_message
 from cachemgr.clocks import Clocks
 from cachemgr.grants import GrantSigner
-from cachemgr.handles import Handles, keep_ns
+from cachemgr.handles import Handles
 from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
-from cachemgr.results import Keep, Reported, ScopeSpan, SequenceReport, Waiting
+from cachemgr.report_messages import report_message, sequence_reports
+from cachemgr.results import ScopeSpan, Waiting
 from cachemgr.scopes import check_owner, resolve_prefix
 from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
-from common.errors import InvalidArgument, PermissionDenied, ResourceExhausted, TesseraError
-from common.interceptors import failure_fields
-from common.tokens import check_tokens, pack_tokens, unpack_tokens
+from common.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from common.tokens import pack_tokens, unpack_tokens
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
 
@@ -35,7 +33,6 @@ MAX_SAMPLE: Final = 2**16
 MAX_BRANCHES: Final = 256
 MAX_COUNT: Final = 2**40  # per message; keeps every counter within 64 bits for longer than any daemon lives
 MAX_WANTED: Final = 2**31 - 2
-_NOTHING_TAKEN: Final[BlockArray] = np.zeros(0, np.int32)
 
 
 class Operations:
@@ -122,7 +119,7 @@ class Operations:
             check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
         wanted = min(request.wanted_blocks, MAX_WANTED)
         handles: dict[bytes, bytes] = {}  # by name; most reports keep nothing
-        sequences, malformed = _sequences(request, self._handles, handles)
+        sequences, malformed = sequence_reports(request, self._handles, handles)
         done = manager.report(
             session,
             sequences,
@@ -137,7 +134,7 @@ class Operations:
         self._sessions.reported(session)
         self._relieve(session, wanted, done.credit)
         return cache_pb2.SessionResponse(
-            revision=done.revision, credit=pack_tokens(done.credit), report=_report_message(done, malformed, handles)
+            revision=done.revision, credit=pack_tokens(done.credit), report=report_message(done, malformed, handles)
         )
 
     def fork(
@@ -204,61 +201,6 @@ class Operations:
         key = cache_key_of(request.key)
         self._tenants.seen_keys.note(grant.tenant, key)
         return grant.tenant, key, derive_root(self._tenants.secret(grant.tenant), key)
-
-
-def failure_of(error: TesseraError) -> cache_pb2.Failure:
-    """The message of an error."""
-    return cache_pb2.Failure(**failure_fields(error))
-
-
-def _sequences(
-    request: cache_pb2.ReportRequest, handles: Handles, drawn: dict[bytes, bytes]
-) -> tuple[list[SequenceReport], dict[LeaseId, TesseraError]]:
-    """What the manager is told, and the leases whose report was malformed: those are released. A handle is drawn for
-    each sequence to keep, into `drawn` by its name."""
-    sequences: list[SequenceReport] = []
-    malformed: dict[LeaseId, TesseraError] = {}
-    for number, message in enumerate(request.sequences):
-        lease, tokens, taken = LeaseId(message.lease_id), message.tokens, _NOTHING_TAKEN
-        try:
-            if message.taken_blocks:
-                taken = unpack_blocks(message.taken_blocks, f"report.sequences[{number}].taken_blocks")
-            if tokens:
-                check_tokens(tokens, f"report.sequences[{number}].tokens")
-            keep = None
-            if message.keep_seconds and message.release:
-                ttl_ns = keep_ns(f"report.sequences[{number}].keep_seconds", message.keep_seconds)
-                handle, name = handles.draw()
-                drawn[name], keep = handle, Keep(name, ttl_ns)
-        except InvalidArgument as error:
-            malformed[lease] = error
-            sequences.append(SequenceReport(lease, release=True))
-            continue
-        sequences.append(
-            SequenceReport(lease, taken, tokens, message.sealed_tokens, message.copied, message.release, keep)
-        )
-    return sequences, malformed
-
-
-def _report_message(
-    done: Reported, malformed: dict[LeaseId, TesseraError], handles: dict[bytes, bytes]
-) -> cache_pb2.ReportResponse:
-    refused = {**{refusal.lease_id: refusal.error for refusal in done.refusals}, **malformed}
-    return cache_pb2.ReportResponse(
-        replacements=[
-            cache_pb2.TableReplacement(
-                lease_id=item.lease_id, first_index=item.first_index, blocks=pack_tokens(item.blocks)
-            )
-            for item in done.replacements
-        ],
-        refusals=[
-            cache_pb2.SequenceRefusal(lease_id=lease, failure=failure_of(error)) for lease, error in refused.items()
-        ],
-        kept=[
-            cache_pb2.KeptBranch(lease_id=item.lease_id, handle=handles[item.name], num_tokens=item.num_tokens)
-            for item in done.kept
-        ],
-    )
 
 
 def cache_key_of(message: common_pb2.CacheKey, field: str = "acquire.key") -> CacheKey:

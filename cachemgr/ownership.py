@@ -21,7 +21,7 @@ NO_OWNER: Final = 0
 CLEAN: Final = 0  # of `dirty_owner`: never written, or zeroed
 ANYONE: Final = -1  # of `dirty_owner`: written by nobody knows whom
 
-_FEW: Final = 8  # up to so many, Python's own loop is cheaper than numpy's fixed costs
+FEW: Final = 8  # up to so many, Python's own loop is cheaper than numpy's fixed costs
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
 
 
@@ -41,11 +41,19 @@ class Ownership:
         self.idle: defaultdict[int, int] = defaultdict(int)
         self._scrub: list[BlockRun] = []
         self._owners = memoryview(self.owner)  # type: ignore[arg-type]  # one entry costs a third of numpy's
+        self._dirty = memoryview(self.dirty_owner)  # type: ignore[arg-type]
 
     def begin(self, blocks: BlockRun, owner: int) -> None:
         """Free blocks are active now, for `owner`."""
-        self.owner[blocks] = owner
         self.charged[owner] += len(blocks)
+        if len(blocks) <= FEW and owner != NO_OWNER:
+            for block in blocks.tolist():
+                self._owners[block] = owner
+                if self._dirty[block] not in (CLEAN, owner):
+                    self._scrub.append(np.array((block,), np.intp))
+                self._dirty[block] = owner
+            return
+        self.owner[blocks] = owner
         dirty = self.dirty_owner.take(blocks)
         other = dirty != owner
         if owner != NO_OWNER and not np.count_nonzero(other):
@@ -63,9 +71,15 @@ class Ownership:
         runs, self._scrub = self._scrub, []
         return np.concatenate(runs)
 
-    def give(self, blocks: BlockRun, owner: int) -> None:
+    def give(self, blocks: BlockRun | list[int], owner: int) -> None:
         """Active blocks belong to `owner` from now on, which is charged for them and has written them."""
-        if len(blocks):
+        if len(blocks) <= FEW:
+            for block in blocks if isinstance(blocks, list) else blocks.tolist():
+                self.charged[self._owners[block]] -= 1
+                self.charged[owner] += 1
+                self._owners[block] = self._dirty[block] = owner
+        else:
+            blocks = np.asarray(blocks, np.intp)
             self.uncharge(blocks)
             self.charged[owner] += len(blocks)
             self.owner[blocks] = owner
@@ -91,7 +105,7 @@ class Ownership:
 
     def uncharge(self, blocks: BlockRun) -> None:
         """Active or cached blocks are free or quarantined now."""
-        if len(blocks) <= _FEW:
+        if len(blocks) <= FEW:
             for block in blocks.tolist():
                 self.charged[self._owners[block]] -= 1
         else:

@@ -97,6 +97,11 @@ class Quotas:
         used, idle = (0, 0) if owner == NO_OWNER else (self._charged.get(owner, 0), self._idle.get(owner, 0))
         return QuotaUsage(self.of(owner), used, idle, self._shares_with(owner).get(owner, 0))
 
+    @property
+    def any_floor(self) -> bool:
+        """Whether anybody has a floor."""
+        return bool(self._floors)
+
     def shielded(self, owner: int) -> int:
         """Cached blocks that `owner` cannot have: what keeps others at their floors."""
         total = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachemgr.forest import Forest
-from cachemgr.ids import BlockRun, NodeId
+from cachemgr.ids import BlockRun
 from cachemgr.nodes import NEVER, NO_BLOCKS, Node, Tree, common_tokens, join_runs
 from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
 from cachemgr.reclaim import Reclaimer
@@ -124,13 +124,13 @@ class PrefixIndex:
         of `tree` where that block lies before it."""
         if depth <= tree.root.start:
             return tree.root
-        return self.forest.nodes[NodeId(int(self.forest.node_of[table[depth - 1]]))]
+        return self.forest.node_at(table.item(depth - 1))
 
     def hang(self, tree: Tree, table: BlockRun) -> None:
         """Before anything is listed in a layered tree: hangs it at the end of its prefix, whose blocks `table` begins
         with; they are published."""
         if tree.root.start and tree.anchor is None:
-            above = self.forest.nodes[NodeId(int(self.forest.node_of[table[tree.root.start - 1]]))]
+            above = self.forest.node_at(table.item(tree.root.start - 1))
             self.forest.anchor(tree, above)
 
     def insert(
@@ -198,13 +198,13 @@ class PrefixIndex:
 
     def requeue(self, block: int) -> None:
         """Tells the eviction queue that a published block may have lost its last holder."""
-        node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
+        node = self.forest.node_or_none(block)
         if node is not None:
             self.forest.queue.push(node)
 
     def drop_superseded(self, block: int) -> BlockRun:
         """Unlists the tail in `block` if nobody holds it and a longer sibling covers it; returns what was unlisted."""
-        node = self.forest.nodes.get(NodeId(int(self.forest.node_of[block])))
+        node = self.forest.node_or_none(block)
         if node is None or not node.tail or node.parent is None or self.references[block] > 1:
             return NO_BLOCKS
         after, _ = node.parent.children.around(node.edge + b"\0")

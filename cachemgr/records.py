@@ -1,11 +1,13 @@
 """The record of one published block in the index journal, and the checksum that makes it count.
 
-A record is a row of little-endian u32 words: eight of a head, then one a token of a block (unused ones are 0). Its
-checksum stands in a column of its own and is a multilinear hash mod 2^64 (Lemire and Kaser, "Strongly universal string
-hashing is fast", 2014) over the row, the stamp of the parent's record and the salt of its tree. Invariant: the
-checksum of a valid record is odd and that of an invalid one 0, so that one aligned store of 8 bytes lists a block or
-unlists it. Pure arithmetic on arrays; called by `journal.py` for writing and `recovery.py` for reading. It finds torn
-and damaged records, not forged ones: whoever can write the file owns the node.
+A record is a row of little-endian u32 words: eight of a head, then one a token of a block (unused ones are 0), and a 0
+where that makes them even. Its checksum stands in a column of its own and is a multilinear hash mod 2^64 (Lemire and
+Kaser, "Strongly universal string hashing is fast", 2014) over pairs of words, the stamp of the parent's record and the
+salt of its tree. The keys are odd, so that a change of one pair does not cancel; changes of several pairs in their
+highest bits alone are seen less surely, which is the price of half as many products. Invariant: the checksum of a valid
+record is odd and that of an invalid one 0, so that one aligned store of 8 bytes lists a block or unlists it. Pure
+arithmetic on arrays; called by `journal.py` for writing and `recovery.py` for reading. It finds torn and damaged
+records, not forged ones: whoever can write the file owns the node.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.uint32]  # [records, HEAD_WORDS + block_tokens]
+Rows = NDArray[np.uint32]  # [records, row_words]
 Checksums = NDArray[np.uint64]
 
 # Words of the head. The stamp tells publications apart: a block that is published again has another one.
@@ -35,20 +37,25 @@ _SEED: Final = 0x7E55E7A
 _LIST: Final = np.uint64(1)
 
 
+def row_words(block_tokens: int) -> int:
+    """Words of a record, an even number."""
+    return HEAD_WORDS + block_tokens + block_tokens % 2
+
+
 class RecordHash:
     """The fixed keys of the hash for blocks of `block_tokens` tokens."""
 
     def __init__(self, block_tokens: int) -> None:
         # The keys are the same in every process: another version of them would invalidate every journal.
-        count = HEAD_WORDS + block_tokens + 2
+        count = row_words(block_tokens) // 2 + 2
         raw = hashlib.shake_256(_SEED.to_bytes(8, "little")).digest(8 * count)
         keys = np.frombuffer(raw, "<u8") | np.uint64(1)
         self._words: Checksums = keys[:-2].copy()
         self._parent_stamp, self._salt = int(keys[-2]), int(keys[-1])
 
     def checksums(self, rows: Rows, parent_stamps: Checksums, salts: Checksums) -> Checksums:
-        """u64 [records], all odd, of records in any order."""
-        sums: Checksums = rows.astype(np.uint64) @ self._words
+        """u64 [records], all odd, of records in any order; the rows lie one after the other."""
+        sums: Checksums = rows.view(np.uint64) @ self._words
         sums += parent_stamps * np.uint64(self._parent_stamp)
         sums += salts * np.uint64(self._salt)
         sums |= _LIST
@@ -56,7 +63,7 @@ class RecordHash:
 
     def chained(self, rows: Rows, stamp: int, stamp_above: int, salt: int) -> Checksums:
         """The same for records of one publication, each the parent of the next; `stamp_above` is of the first's."""
-        sums: Checksums = rows.astype(np.uint64) @ self._words
+        sums: Checksums = rows.view(np.uint64) @ self._words
         common = salt * self._salt
         first = np.uint64((int(sums[0]) + common + stamp_above * self._parent_stamp) & _MASK)
         sums += np.uint64((common + stamp * self._parent_stamp) & _MASK)

@@ -97,7 +97,7 @@ def recover(journal: IndexJournal) -> Recovered:
         stamps=_highest(records.stamps_of(rows), starts),
         priorities=_highest((rows[:, records.SHAPE] >> records.PRIORITY_SHIFT).astype(np.intp), starts),
         expiries=_latest(records.expiries_of(rows), starts),
-        tokens=rows[:, HEAD_WORDS:].tobytes(),
+        tokens=rows[:, HEAD_WORDS : HEAD_WORDS + journal.identity.block_tokens].tobytes(),
         holders=journal.holders(),
         names=names,
     )

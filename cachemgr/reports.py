@@ -50,6 +50,8 @@ def report(
     refusals: list[Refusal] = []
     kept: list[Kept] = []
     for sequence in sequences:
+        if _extended(state, session, sequence):
+            continue
         try:
             replacement = _apply(state, session, sequence, kept, now_ns)
         except TesseraError as error:
@@ -102,7 +104,7 @@ def _apply(
     if taken:
         _require_quota(state, lease.owner, len(taken))
         session.credit.difference_update(taken)
-        state.pool.ownership.give(_run(taken), lease.owner)
+        state.pool.ownership.give(taken, lease.owner)
         lease.append(taken)
     lease.tokens += sequence.tokens
     if sequence.copied and lease.copy is not None:
@@ -121,6 +123,28 @@ def _apply(
     else:
         kept.append(keep(state, session, lease, sequence.keep, now_ns))
     return None
+
+
+def _extended(state: CacheState, session: Session, sequence: SequenceReport) -> bool:
+    """Takes the most frequent news of all, in a fifth of the time: computed tokens in a block that is not whole by
+    them. False where it is anything else; then nothing was changed."""
+    lease = session.leases.get(sequence.lease_id)
+    if lease is None or sequence.release or sequence.copied or len(sequence.taken_blocks):
+        return False
+    tokens, sealed = sequence.tokens, sequence.sealed_tokens
+    size, end = state.block_tokens, len(lease.tokens) + len(tokens)
+    if (
+        lease.copy is not None
+        or lease.committed
+        or end % TOKEN_BYTES
+        or not lease.granted <= lease.sealed < sealed <= end // TOKEN_BYTES
+        or sealed > lease.num_blocks * size
+        or (lease.store and sealed // size > lease.num_published)
+    ):
+        return False
+    lease.tokens += tokens
+    lease.sealed = sealed
+    return True
 
 
 def _require_quota(state: CacheState, owner: int, count: int) -> None:
@@ -184,6 +208,8 @@ def _run(blocks: list[int]) -> BlockRun:
 def _validate(
     state: CacheState, wanted: int, generated_tokens: int, preemptions: int, queued: int, applied_revision: int
 ) -> None:
+    if min(wanted, generated_tokens, preemptions, queued) >= 0 <= applied_revision <= state.revision:
+        return
     numbers = (
         ("wanted_blocks", wanted),
         ("generated_tokens", generated_tokens),

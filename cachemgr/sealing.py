@@ -91,10 +91,17 @@ def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockR
     itself, since a sequence that shares it was first, stays and is held no second time."""
     first = lease.num_published
     own = lease.table[first : first + len(existing)]
-    differs = own != existing
-    if not differs.any():
-        return None
-    state.pool.hold(existing[differs])
-    session.deferred.append(Deferred(state.revision, lease.lease_id, own[differs]))
+    if len(own) == 1:
+        if own.item() == existing.item():
+            return None
+        state.pool.hold_one(existing.item())
+        duplicates = own.copy()
+    else:
+        differs = own != existing
+        if not np.count_nonzero(differs):
+            return None
+        state.pool.hold(existing[differs])
+        duplicates = own[differs]
+    session.deferred.append(Deferred(state.revision, lease.lease_id, duplicates))
     lease.table[first : first + len(existing)] = existing
     return Replacement(lease.lease_id, first, to_wire(existing))

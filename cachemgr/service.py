@@ -18,8 +18,9 @@ from cachemgr.clocks import Clocks
 from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner, mark_of
 from cachemgr.ids import SessionId
 from cachemgr.links import Connection
-from cachemgr.operations import Operations, failure_of
+from cachemgr.operations import Operations
 from cachemgr.pool_owner import PoolOwner, draining_error
+from cachemgr.report_messages import failure_of
 from cachemgr.resume_operation import resume
 from cachemgr.session_fields import check_decoder, layout_of
 from cachemgr.sessions import Sessions

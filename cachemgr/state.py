@@ -103,7 +103,7 @@ class CacheState:
 
     def room_for(self, owner: int) -> int:
         """As `room`, for one owner: the floors of the others are not to be had. Its own ceiling is not counted."""
-        return max(0, self.room - self.quotas.shielded(owner))
+        return max(0, self.room - self.quotas.shielded(owner)) if self.quotas.any_floor else self.room
 
     def expiry(self, ttl_ns: int) -> int:
         """When that expires which is used now by a lease of such a time to live."""
@@ -244,17 +244,18 @@ class CacheState:
             return NO_BLOCKS
         source = lease.copy.source
         lease.copy = None
-        loose = self.pool.unhold(np.array([source], np.intp), quarantine=quarantine)
+        if self.pool.unhold_one(source, quarantine=quarantine):
+            return np.array((source,), np.intp)
         if self.pool.published[source]:
             self.discard(self.index.drop_superseded(source))
             self.index.requeue(source)
-        return loose
+        return NO_BLOCKS
 
     def rest(self, lease: Lease, num_published: int) -> None:
         """Tells the eviction queue that a lease has let go of the first `num_published` blocks of its table, or the
         last of them."""
         if num_published:
-            self.index.requeue(int(lease.table[num_published - 1]))
+            self.index.requeue(lease.table.item(num_published - 1))
 
     def let_go(self, run: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for blocks that may be published or not; returns what became free, or quarantined."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.errors import Internal, TesseraError
 from common.interceptors import code_of, make_error
-from common.layout import KvLayout
+from common.layout import TOKEN_BYTES, KvLayout
 from common.tokens import pack_tokens, unpack_tokens
 from decoder.cache_api import (
     AbortAsked,
@@ -103,16 +103,7 @@ def request_of(
                 )
             )
         case Report():
-            request.report.CopyFrom(
-                cache_pb2.ReportRequest(
-                    sequences=[_sequence_report(item) for item in command.sequences],
-                    returned_blocks=pack_tokens(command.returned),
-                    wanted_blocks=command.wanted,
-                    generated_tokens=command.generated_tokens,
-                    preemptions=command.preemptions,
-                    queued_requests=command.queued,
-                )
-            )
+            _fill_report(request.report, command)
         case Fork():
             request.fork.CopyFrom(
                 cache_pb2.ForkRequest(lease_id=command.lease, samples=command.samples, num_tokens=command.num_tokens)
@@ -178,6 +169,36 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
 def failure_error(failure: cache_pb2.Failure) -> TesseraError:
     """The typed error of a failure."""
     return make_error(code_of(failure.code), failure.message, reason=failure.reason, metadata=dict(failure.metadata))
+
+
+def _fill_report(message: cache_pb2.ReportRequest, command: Report) -> None:
+    """What is only sealed goes into columns. The daemon takes those first, whatever the order was: a report names each
+    lease once."""
+    sealed: list[SequenceReport] = []
+    for item in command.sequences:
+        if item.copied or item.release or item.keep_seconds:
+            message.sequences.append(_sequence_report(item))
+        else:
+            sealed.append(item)
+    if sealed:
+        _fill_columns(message.sealed, sealed)
+    message.returned_blocks = pack_tokens(command.returned)
+    message.wanted_blocks = command.wanted
+    message.generated_tokens = command.generated_tokens
+    message.preemptions = command.preemptions
+    message.queued_requests = command.queued
+
+
+def _fill_columns(columns: cache_pb2.SealColumns, sealed: list[SequenceReport]) -> None:
+    columns.lease_ids.extend([item.lease_id for item in sealed])
+    columns.sealed_tokens.extend([item.sealed_tokens for item in sealed])
+    columns.num_tokens.extend([len(item.tokens) // TOKEN_BYTES for item in sealed])
+    columns.tokens = b"".join([item.tokens for item in sealed])
+    counts = [len(item.taken_blocks) for item in sealed]
+    if any(counts):
+        columns.num_taken_blocks.extend(counts)
+        taken = [item.taken_blocks for item in sealed if len(item.taken_blocks)]
+        columns.taken_blocks = pack_tokens(np.concatenate(taken))
 
 
 def _sequence_report(item: SequenceReport) -> cache_pb2.SequenceReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ class KeptRig(Rig):
     def keep(self, sequence: Running, name: bytes, *, ttl_ns: int = SECOND, now_ns: int = 0) -> Reported:
         """Computes all but the newest token of a sequence, and releases it as a kept branch."""
         self.compute(sequence)
-        message = replace(self.message(sequence, release=True), keep=Keep(name, ttl_ns))
+        message = self.message(sequence, release=True)._replace(keep=Keep(name, ttl_ns))
         answer = self.manager.report(
             sequence.session, [message], returned=np.zeros(0, np.int32), wanted=0,
             applied_revision=self.revision[sequence.session], now_ns=now_ns,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -271,7 +270,7 @@ def test_a_copy_that_never_ran_is_no_part_of_what_is_kept() -> None:
     rig.serve(range(10, 10 + B + 3))
     sequence = rig.acquire([*range(10, 10 + B + 2), 70, 71])
     assert sequence.copy is not None
-    message = replace(rig.message(sequence, release=True), keep=Keep(b"k", 10**12))
+    message = rig.message(sequence, release=True)._replace(keep=Keep(b"k", 10**12))
     rig.report(message)
     assert [(view.num_tokens, view.num_blocks) for view in rig.manager.list_branches().items] == [(B + 4, 1)]
     rig.check()

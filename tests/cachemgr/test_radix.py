@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cachemgr import reclaim
+from cachemgr.forest import Forest
 from cachemgr.nodes import Tree, common_tokens
 from cachemgr.radix import PrefixIndex
 from tests.cachemgr.core_rig import pack
@@ -223,3 +227,48 @@ def test_only_its_own_leaf_is_lengthened() -> None:
     existing, _ = index.insert(tree.root, 0, pack(range(12)), table, priority=0, grow=True)
     assert existing.tolist() == [1, 2]
     assert [node.blocks.tolist() for node in index.forest.nodes.values()] == [[1, 2], [5]]
+
+
+def _grown(seed: int) -> PrefixIndex:
+    """An index of many leaves below few parents, of two owners and priorities, some of them held."""
+    rng = random.Random(seed)
+    references = np.ones(401, np.int32)
+    index = PrefixIndex(400, BLOCK_TOKENS, references)
+    spare = list(range(1, 401))
+    while len(spare) > 8:
+        tree = index.forest.tree(rng.choice((1, 1, 1, 2)), b"r" * 32)
+        shared = [rng.randrange(2)] * BLOCK_TOKENS if rng.random() < 0.3 else []
+        tokens = shared + [rng.randrange(9) for _ in range(BLOCK_TOKENS * rng.randrange(1, 3))]
+        blocks = np.array([spare.pop() for _ in range(len(tokens) // BLOCK_TOKENS)])
+        existing, _ = index.insert(tree.root, 0, pack(tokens), blocks, priority=rng.choice((0, 0, 7)), grow=False)
+        table = np.concatenate((existing, blocks[len(existing) :]))
+        spare += blocks[: len(existing)].tolist()
+        index.touch(index.cursor(tree, table, len(table)), 0)
+        if rng.random() < 0.02:
+            references[table] += 1
+    return index
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leaves_go_many_at_a_time_in_the_order_of_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking many leaves in one pass takes the very blocks, in the very order, and leaves the very tree."""
+    bulk, single = _grown(seed), _grown(seed)
+    many: list[int] = []
+    real = Forest.remove_leaves
+    monkeypatch.setattr(Forest, "remove_leaves", lambda self, nodes: (many.append(len(nodes)), real(self, nodes)))
+    rng = random.Random(seed)
+    for _ in range(12):
+        budgets, count = {1: rng.randrange(60), 2: rng.randrange(60)}, rng.randrange(1, 80)
+        taken = bulk.evict(budgets, count).tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(reclaim, "_FEWEST_LEAVES", 10**9)
+            assert single.evict(budgets, count).tolist() == taken
+        assert bulk.forest.node_of.tolist() == single.forest.node_of.tolist()
+        assert [ghost[1:5] for ghost in bulk.forest.ghosts._ring] == [
+            ghost[1:5] for ghost in single.forest.ghosts._ring
+        ]
+    assert many, "nothing went many at a time"
+    for tree, other in zip(bulk.forest.trees.values(), single.forest.trees.values(), strict=True):
+        assert [child.blocks.tolist() for child in tree.root.children] == [
+            child.blocks.tolist() for child in other.root.children
+        ]

@@ -340,21 +340,39 @@ class SequenceReport(_message.Message):
     keep_seconds: float
     def __init__(self, lease_id: _Optional[int] = ..., taken_blocks: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copied: _Optional[bool] = ..., release: _Optional[bool] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
 
+class SealColumns(_message.Message):
+    __slots__ = ("lease_ids", "sealed_tokens", "num_tokens", "tokens", "num_taken_blocks", "taken_blocks")
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[int]
+    sealed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    tokens: bytes
+    num_taken_blocks: _containers.RepeatedScalarFieldContainer[int]
+    taken_blocks: bytes
+    def __init__(self, lease_ids: _Optional[_Iterable[int]] = ..., sealed_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ..., num_taken_blocks: _Optional[_Iterable[int]] = ..., taken_blocks: _Optional[bytes] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
-    __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests")
+    __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests", "sealed")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WANTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceReport]
     returned_blocks: bytes
     wanted_blocks: int
     generated_tokens: int
     preemptions: int
     queued_requests: int
-    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceReport, _Mapping]]] = ..., returned_blocks: _Optional[bytes] = ..., wanted_blocks: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_requests: _Optional[int] = ...) -> None: ...
+    sealed: SealColumns
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceReport, _Mapping]]] = ..., returned_blocks: _Optional[bytes] = ..., wanted_blocks: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., sealed: _Optional[_Union[SealColumns, _Mapping]] = ...) -> None: ...
 
 class TableReplacement(_message.Message):
     __slots__ = ("lease_id", "first_index", "blocks")

@@ -1,0 +1,93 @@
+"""A report on its way: what a decoder says is what the core is told, and what does not fit is refused alone."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachemgr.handles import Handles
+from cachemgr.report_messages import sequence_reports
+from common.errors import InvalidArgument
+from common.tokens import pack_tokens
+from decoder.cache_api import Report, SequenceReport
+from decoder.cache_messages import request_of
+from decoder.sequence import LeaseId
+from tessera.cache.v1 import cache_pb2
+from tessera.common.v1 import common_pb2
+
+NOTHING = np.zeros(0, np.int32)
+
+
+def read(message: cache_pb2.ReportRequest) -> tuple[list[Any], dict[Any, Any]]:
+    handles: Handles = SimpleNamespace(draw=lambda: (b"handle", b"name"))  # type: ignore[assignment]
+    return sequence_reports(message, handles, {})
+
+
+def columns(**changes: Any) -> cache_pb2.ReportRequest:
+    values = {"lease_ids": [3, 4], "sealed_tokens": [5, 6], "num_tokens": [1, 2], "tokens": pack_tokens([7, 8, 9])}
+    return cache_pb2.ReportRequest(sealed=cache_pb2.SealColumns(**{**values, **changes}))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_core_is_told_what_the_decoder_said(seed: int) -> None:
+    """Whichever form a sequence takes on the wire, each of its fields arrives."""
+    rng = random.Random(seed)
+    said = [
+        SequenceReport(
+            LeaseId(number + 1),
+            np.array([rng.randrange(1, 99) for _ in range(rng.choice((0, 0, 1, 3)))], np.int32),
+            pack_tokens([rng.randrange(99) for _ in range(rng.randrange(4))]),
+            rng.randrange(2**32),
+            copied=rng.random() < 0.2,
+            release=rng.random() < 0.2,
+        )
+        for number in range(rng.randrange(12))
+    ]
+    report = Report(tuple(said), NOTHING, 0, 0, 0, 0, applied_revision=0)
+    message = request_of(report, 1, 0, common_pb2.CacheKey()).report
+    told, malformed = read(message)
+    assert not malformed
+    assert len(message.sequences) == sum(item.copied or item.release for item in said)
+
+    def fields(item: Any) -> tuple[Any, ...]:
+        return (
+            item.lease_id, item.taken_blocks.tolist(), item.tokens, item.sealed_tokens, item.copied, item.release
+        )  # fmt: skip
+
+    assert sorted(map(fields, told)) == sorted(map(fields, said))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"sealed_tokens": [5]}, "report.sealed"),
+        ({"num_tokens": [1, 2, 0]}, "report.sealed"),
+        ({"num_tokens": [1, 1]}, "report.sealed.tokens"),
+        ({"tokens": b"\1"}, "report.sealed.tokens"),
+        ({"num_taken_blocks": [1]}, "report.sealed"),
+        ({"num_taken_blocks": [1, 0]}, "report.sealed.taken_blocks"),
+        ({"num_taken_blocks": [1, 0], "taken_blocks": b"\1"}, "report.sealed.taken_blocks"),
+        ({"taken_blocks": pack_tokens([1])}, "report.sealed.taken_blocks"),
+    ],
+)
+def test_columns_that_do_not_fit_refuse_the_report(changes: dict[str, Any], field: str) -> None:
+    """Nobody could say which sequence was meant, so nothing is done, and the field is named."""
+    assert len(read(columns())[0]) == 2
+    with pytest.raises(InvalidArgument) as refused:
+        read(columns(**changes))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tokens": pack_tokens([7, -1, 9])}, {"num_taken_blocks": [1, 2], "taken_blocks": pack_tokens([1, 0, 2])}],
+)
+def test_a_garbled_sequence_in_columns_loses_its_own_lease_alone(changes: dict[str, Any]) -> None:
+    """A token or block that is none releases that sequence; its neighbour is told as it is."""
+    told, malformed = read(columns(**changes))
+    assert list(malformed) == [4]
+    assert [(item.lease_id, item.release, item.sealed_tokens) for item in told] == [(3, False, 5), (4, True, 0)]
