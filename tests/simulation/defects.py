@@ -7,7 +7,6 @@ says nothing. Called by `test_defects.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ def a_tail_is_published_beyond_its_seal(patch: MonkeyPatch) -> None:
 def matches_are_not_pinned_before_the_allocation(patch: MonkeyPatch) -> None:
     """What was matched is held after the rest was allocated, which may have evicted it."""
     late: list[Any] = []
-    patch.setattr(BlockPool, "hold_published", lambda pool, blocks, idle: late.append(blocks))
+    patch.setattr(BlockPool, "hold_published", lambda pool, blocks, idle, counts: late.append(blocks))
 
     def allocate(original: Any, state: Any, count: int, owner: int) -> Any:
         blocks = original(state, count, owner)
@@ -145,7 +144,7 @@ def a_partial_hit_copies_a_token_too_few(patch: MonkeyPatch) -> None:
 
 
 def _shorter(plan: Any) -> Any:
-    return replace(plan, num_tokens=plan.num_tokens - 1)
+    return plan._replace(num_tokens=plan.num_tokens - 1)
 
 
 def a_shared_tail_is_written(patch: MonkeyPatch) -> None:
@@ -183,7 +182,7 @@ def duplicates_are_never_freed(patch: MonkeyPatch) -> None:
 
 def a_replacement_is_not_told(patch: MonkeyPatch) -> None:
     """The manager switches to the published blocks and the decoder does not hear of it."""
-    _wrap(patch, reports, "report", lambda report, *a, **named: replace(report(*a, **named), replacements=[]))
+    _wrap(patch, reports, "report", lambda report, *a, **named: report(*a, **named)._replace(replacements=[]))
 
 
 def a_replacement_is_told_at_the_wrong_place(patch: MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,7 +148,7 @@ class Engine:
         # A lease that ended while it was presented: its news named the lease that it had.
         names = {old: new for old, new in zip(self.presented_leases, answer.leases, strict=True) if new}
         self.released = [
-            replace(item, lease_id=names[item.lease_id]) for item in self.released if item.lease_id in names
+            item._replace(lease_id=names[item.lease_id]) for item in self.released if item.lease_id in names
         ]
         self.applied = answer.revision if anew else max(self.applied, answer.revision)
         self.acknowledge = True
