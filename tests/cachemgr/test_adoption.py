@@ -185,7 +185,7 @@ def test_a_copy_is_claimed_from_where_it_was_alone(source: str) -> None:
     if source == "refused with it":
         claims[1] = replace(claims[1], valid=False)
     number = {"its own": copying.copy.source, "refused with it": held.table[1]}.get(source, secret.table[1])
-    copy = replace(copying.copy, source=number)
+    copy = copying.copy._replace(source=number)
     claims[0] = replace(claims[0], held=replace(claims[0].held, copy=copy))
     answer = rig.manager.claim(rig.attach(), claims, np.zeros(0, np.int32), 0)
     assert bool(answer.leases[0]) is (source == "its own")
