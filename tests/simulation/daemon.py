@@ -24,9 +24,10 @@ from tests.simulation.decoder import GRACE, LEASE
 from tests.simulation.kernel import MILLISECOND, Violation
 from tests.simulation.network import End, Link
 from tests.simulation.scenario import DUPLICATE, REORDER
+from tests.simulation.workload import SCOPE_NAMES, span_of
 
 if TYPE_CHECKING:
-    from tests.simulation.workload import Conversation
+    from tests.simulation.workload import Conversation, Request
     from tests.simulation.world import World
 
 
@@ -54,6 +55,7 @@ class SimDaemon:
         self.world = world
         self.epoch = epoch
         self.is_dead = False
+        self.dies_unanswered = False
         self.kernel = world.kernel
         scenario = world.scenario
         self.manager = CacheManager(
@@ -101,6 +103,10 @@ class SimDaemon:
         except TesseraError as error:
             result = error
             self._say(f"refuses: {error.reason}")
+        if self.dies_unanswered:
+            self._say("dies before its answer")
+            self.world.kill_daemon()
+            return
         self.world.check()
         scrub = tuple(self.manager.take_scrub().tolist())
         if scrub:
@@ -185,13 +191,14 @@ class SimDaemon:
         request, tokens, judge = asked.request, asked.tokens, self.world.invariants
         base = asked.base
         given = tokens[len(self.world.base_tokens(base)) :] if base else tokens
-        before = judge.charged()
+        prefix = None if base else span_of(request.scope, request.root, request.prefix_tokens)
+        before = {} if judge.has_layers() else judge.charged()
         try:
             answer = self.manager.acquire(
                 session, tenant=request.tenant, root=request.root, tokens=pack_tokens(np.array(given, np.int32)),
                 request_id=f"r{request.number}", sample=asked.sample, no_read=request.no_read,
                 no_store=request.no_store, resumed=asked.resumed, priority=request.cache_priority,
-                ttl_ns=request.ttl_ns, base=base, may_wait=asked.may_wait, now_ns=self.kernel.now_ns,
+                ttl_ns=request.ttl_ns, base=base, prefix=prefix, may_wait=asked.may_wait, now_ns=self.kernel.now_ns,
             )  # fmt: skip
         except ResourceExhausted as error:
             if error.reason == "POOL_FULL":
@@ -210,12 +217,26 @@ class SimDaemon:
             raise Violation(f"r{request.number} must read nothing and has {answer.cached_tokens} tokens cached")
         if request.no_store:
             self.not_stored.add(answer.lease_id)
+        self._note_prefix(request, answer.lease_id, continues=bool(base))
         self._say(
             f"session {session} leases {answer.lease_id} for r{request.number}.{asked.sample} of {request.tenant}: "
             f"{answer.blocks.tolist()}, {answer.cached_tokens} of {len(tokens)} cached, copy {answer.copy}"
             + (f", continues {base.decode()}" if base else "")
         )
         return answer
+
+    def _note_prefix(self, request: Request, number: LeaseId, *, continues: bool) -> None:
+        """What of a new lease lies in a wider scope: as its decoder has to know."""
+        lease, size = self.manager._state.book.leases[number], self.world.scenario.block_tokens
+        if not continues and lease.prefix_blocks != request.prefix_tokens // size:
+            raise Violation(f"r{request.number} has {lease.prefix_blocks} blocks in its scope")
+        scope = 0 if lease.prefix_tree is None else request.scope
+        if lease.prefix_tree is not None:
+            owner = self.manager._state.tenant_names[lease.prefix_tree.owner]
+            if owner != SCOPE_NAMES.get(request.scope):
+                raise Violation(f"r{request.number} lies in {owner}")
+            self._say(f"has {lease.prefix_blocks} blocks of {number} in {owner}")
+        self.world.prefixes[self.epoch, number] = (scope, lease.prefix_blocks * size)
 
     def _described(self, report: messages.Report) -> str:
         parts = [
@@ -305,9 +326,9 @@ class SimDaemon:
 
     def adopt(self, absent: dict[tuple[int, SessionId], int]) -> None:
         """Goes on with what the daemon before this one had; `absent` may hold some of it."""
+        self.absent = dict(absent)
         listed = self.manager.adopt(recover(self.world.journal), self.kernel.now_ns)
         self.world.journal.keep_only(listed)
-        self.absent = dict(absent)
         self.adopted_until = self.kernel.now + LEASE
         self._say(f"adopts {len(listed)} blocks and waits for {sorted(absent.values())}")
         self._returned(0)
@@ -433,6 +454,10 @@ class SimDaemon:
             return
         kernel, manager = self.kernel, self.manager
         tenant = TenantId(f"tenant-{kernel.between(1, self.world.scenario.num_tenants)}")
+        if self.world.scenario.scopes and kernel.chance(0.4):
+            self._operate_scope()
+            self.world.check()
+            return
         which = kernel.between(0, 4)
         if which == 0:
             self._say(f"drops {manager.evict(num_blocks=kernel.between(1, 6))} cached blocks")
@@ -450,6 +475,23 @@ class SimDaemon:
             except FailedPrecondition:
                 self._say("refuses to drop everything while blocks are in use")
         self.world.check()
+
+    def _operate_scope(self) -> None:
+        """Drops what is cached of a scope, purges it, or withdraws some of what may be named in it."""
+        kernel, manager = self.kernel, self.manager
+        scope = kernel.random.choice(list(SCOPE_NAMES.values()))
+        which = kernel.between(0, 2)
+        if which == 0:
+            self._say(f"drops {manager.evict(tenant=scope)} cached blocks of {scope}")
+        elif which == 1:
+            self._say(f"purges {manager.purge(scope)} blocks of {scope}")
+            if manager.list_prefixes(tenant=scope).items:
+                raise Violation("a purged scope has prefixes")
+        else:
+            left = self.world.workload.approved(self.world.scenario.block_tokens)
+            self._say(f"prunes {manager.prune(scope, left)} blocks of {scope}")
+            if manager.prune(scope, left):
+                raise Violation("what was pruned once was pruned again")
 
     def _pin(self, tenant: TenantId) -> None:
         """Pins, or ends a pin; either may be refused."""
@@ -481,6 +523,7 @@ class SimDaemon:
                 count = self.kernel.between(1, len(talk.tokens))
                 self.manager.rollback_kept(talk.tenant, talk.name, count, now_ns=now_ns)
                 del talk.tokens[count:]
+                talk.prefix_tokens = min(talk.prefix_tokens, count - count % self.world.scenario.block_tokens)
             else:
                 self.manager.drop_kept(talk.tenant, talk.name, now_ns=now_ns)
             self._say(f"{('forks', 'cuts', 'drops')[which]} {talk.name.decode()}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pytest import MonkeyPatch
 
-from cachemgr import admission, branches, kept, radix, reports, resuming, sealing, upkeep
+from cachemgr import admission, branches, kept, layers, radix, reports, resuming, sealing, upkeep
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
 from cachemgr.journal import IndexJournal
@@ -324,6 +324,23 @@ def a_journal_forgets_nothing(patch: MonkeyPatch) -> None:
     patch.setattr(IndexJournal, "unpublish", lambda journal, blocks: None)
 
 
+def blocks_are_free_before_the_journal_forgets_them(patch: MonkeyPatch) -> None:
+    """A daemon that dies between the two leaves records of blocks that it had freed."""
+
+    def drop_idle(state: CacheState, blocks: Any, cause: str) -> int:
+        state.note_unlisted(blocks, cause)
+        state.pool.unpublish_idle(blocks)
+        state.forget_names(blocks)
+        return len(blocks)
+
+    patch.setattr(CacheState, "_drop_idle", drop_idle)
+
+
+def tails_do_not_depend_on_their_prefix(patch: MonkeyPatch) -> None:
+    """What hangs below one prefix of a scope is found below any other of the same length."""
+    _wrap(patch, layers, "layered_root", lambda root, base, wider, tokens: root(base, wider, b""))
+
+
 def limbo_is_freed_at_once(patch: MonkeyPatch) -> None:
     """A new daemon gives away what decoders of the one before may still write."""
 
@@ -357,6 +374,7 @@ def leases_that_end_are_not_told_to_the_queue(patch: MonkeyPatch) -> None:
 
 # Found within a few seeds.
 COMMON: list[Defect] = [
+    tails_do_not_depend_on_their_prefix,
     floors_are_not_shielded,
     nothing_is_scrubbed,
     a_lost_answer_counts_as_scrubbed,
@@ -392,6 +410,7 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
+    blocks_are_free_before_the_journal_forgets_them,
     ceilings_are_not_checked,
     a_break_ends_the_lease_sooner,
     a_journal_forgets_nothing,

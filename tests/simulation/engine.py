@@ -204,6 +204,7 @@ class Engine:
             self.released.append(messages.SequenceReport(answer.lease_id, release=True))
             return
         table = answer.blocks.tolist()
+        sequence.lie_in(*self.world.prefixes[self.process.epoch, answer.lease_id])
         sequence.hold(answer.lease_id, table, answer.cached_tokens, len(sequence.tokens), answer.copy)
         self._run(sequence)
 
@@ -487,7 +488,7 @@ class Engine:
             return True
         keep = None
         if sequence.request.keep and sequence.state == RUNNING and not self.process.is_away:
-            keep = self.world.new_keep(sequence.request, sequence.tokens[: sequence.computed])
+            keep = self.world.new_keep(sequence)
         self.leave(sequence, keep)
         self.world.sample_ended(sequence.request)
         return False
@@ -499,6 +500,7 @@ class Engine:
         for sample in samples:
             branch = Sequence(trunk.request, sample, trunk.arrival, [*trunk.request.prompt])
             branch.cells = trunk.cells[:shared]
+            branch.lie_in(trunk.scope, min(trunk.prefix_tokens, shared - shared % self.size))
             token = next_token(branch.cells[-1], sample)
             self.sequences.append(branch)
             branch.state = ACQUIRING

@@ -26,7 +26,10 @@ def strike(world: World) -> None:
     kind = kernel.random.choice(allowed)
     decoder = kernel.random.choice(world.decoders)
     if kind == kinds.DAEMON:
-        world.kill_daemon()
+        if world.daemon.is_dead or kernel.chance(0.5):
+            world.kill_daemon()
+        else:
+            world.tear_daemon()
     elif world.daemon.is_dead:
         return
     elif kind == kinds.OPERATOR:
@@ -91,6 +94,7 @@ def _lie(world: World, decoder: SimDecoder) -> None:
 def heal(world: World) -> None:
     """Everything that was broken works again; what the clients want stays."""
     world.start_daemon()
+    world.tear_no_more()
     for decoder in world.decoders:
         if not decoder.alive:
             decoder.start()

@@ -16,7 +16,8 @@ from cachemgr.ids import BlockRun, LeaseId, NodeId, SessionId
 from cachemgr.state import CacheState
 from common.tokens import unpack_tokens
 from tests.simulation.kernel import Violation
-from tests.simulation.memory import cells_of, root_cell
+from tests.simulation.memory import cells_of, fits, root_cell
+from tests.simulation.workload import SCOPE_NAMES
 
 if TYPE_CHECKING:
     from tests.simulation.decoder import SimDecoder
@@ -28,6 +29,9 @@ ACTIVE, CACHED, QUARANTINED = int(BlockState.ACTIVE), int(BlockState.CACHED), in
 
 def tenant_number(name: str) -> int:
     """The number in the memory of an owner's name."""
+    for number, scope in SCOPE_NAMES.items():
+        if name == scope:
+            return number
     return int(name.rpartition("-")[2])
 
 
@@ -78,15 +82,15 @@ class Invariants:
         for block in np.flatnonzero((now != self._published) & pool.published).tolist():
             node = forest.nodes[NodeId(int(forest.node_of[block]))]
             path, step = [], node
-            while step.parent is not None:
+            while step is not None:
                 path.append(step.edge)
-                step = step.parent
+                step = step.tree.anchor if step.parent is None else step.parent
             tokens = unpack_tokens(b"".join(reversed(path))).tolist()
             owner = tenant_number(state.tenant_names[node.tree.owner])
-            cells = cells_of(root_cell(owner, node.tree.root_key), tokens)
+            cells = cells_of(root_cell(owner, node.tree.base_key), tokens)
             start = int(forest.position[block]) * state.block_tokens
             cells = cells[start : start + state.block_tokens]
-            if memory.blocks[block][: len(cells)] != cells:
+            if not all(map(fits, memory.blocks[block], cells)):
                 raise Violation(f"block {block} is published and does not hold what the index says")
         self._published = now
 
@@ -120,8 +124,13 @@ class Invariants:
             tenant_number(names[owner]): n for owner, n in enumerate(np.bincount(pool.owner[used]).tolist()) if owner
         }
 
+    def has_layers(self) -> bool:
+        """Whether anything hangs below a wider scope's blocks."""
+        return any(tree.anchor is not None for tree in self._state.index.forest.trees.values())
+
     def kept_floors(self, before: dict[int, int], actor: int) -> None:
-        """8: an acquire of `actor` has pushed nobody else below a floor."""
+        """8: an acquire of `actor` has pushed nobody else below a floor. Not asked where something hangs below a wider
+        scope's blocks: these count as room, and are out of reach until what hangs there went."""
         after = self.charged()
         for tenant, quota in enumerate(self._world.scenario.quotas, 1):
             if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
@@ -190,9 +199,10 @@ class Invariants:
         if attached not in self._state.book.sessions and not (attached is None and self._state.frozen):
             raise Violation(f"{process.name} works on for session {process.session}, which is over")
 
-    def is_scrubbed(self, process: SimDecoder, sequence: Sequence, block: int) -> None:
+    def is_scrubbed(self, process: SimDecoder, sequence: Sequence, block: int, position: int) -> None:
         """Nothing of another tenant is left in a block that a sequence begins to use."""
-        if self._world.memory.strangers(block, sequence.request.owner):
+        owner = sequence.scope if position < sequence.prefix_tokens else sequence.request.owner
+        if self._world.memory.strangers(block, owner):
             raise Violation(f"{process.name} for {sequence.name}: block {block} holds what another tenant left")
 
     # ---- the end

@@ -1,8 +1,10 @@
 """The shadow memory: what every slot of every block holds, whatever the cache manager believes.
 
-A cell names everything that the keys and values of a token depend on: the owner, the root of its tree, and all tokens
-up to it. So a wrong share, a stale block, a lost copy or a block that was freed too early is seen as a wrong cell by
-whoever reads it. 0 is a zeroed slot, a negative cell is one whose block was freed since. Called by decoders.
+A cell names everything that the keys and values of a token depend on, the root of its tree and all tokens up to it, and
+whose it is. So a wrong share, a stale block, a lost copy or a block that was freed too early is seen as a wrong cell by
+whoever reads it. What a tenant had in a wider scope becomes its own by a copy, or where its sequence is cut inside the
+prefix: its own blocks may hold such cells. 0 is a zeroed slot, a negative cell is one whose block was freed since.
+Called by decoders.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from cachemgr.ids import BlockRun
 from tests.simulation.kernel import Violation
 
+PUBLIC, TEAM = SCOPES = (60, 61)
+TEAM_MEMBERS = (1, 2)
 _OWNER_BITS = 6
 _MASK = (1 << 58) - 1
 
@@ -34,6 +38,23 @@ def cells_of(cell: int, tokens: Iterable[int]) -> list[int]:
         cell = extend(cell, token)
         cells.append(cell)
     return cells
+
+
+def labelled(cell: int, owner: int) -> int:
+    """The same content, of another owner."""
+    return cell >> _OWNER_BITS << _OWNER_BITS | owner
+
+
+def may_hold(owner: int) -> set[int]:
+    """Whose content the blocks of an owner may hold beside its own."""
+    return set() if owner in SCOPES else {PUBLIC, TEAM} if owner in TEAM_MEMBERS else {PUBLIC}
+
+
+def fits(found: int, wanted: int) -> bool:
+    """Whether a cell may stand where another is wanted."""
+    return found == wanted or (
+        found > 0 and found >> _OWNER_BITS == wanted >> _OWNER_BITS and owner_of(found) in may_hold(owner_of(wanted))
+    )
 
 
 def owner_of(cell: int) -> int:
@@ -59,8 +80,10 @@ class Memory:
         for start in range(0, end, size):
             count = min(size, end - start)
             found = blocks[table[start // size]]
-            if found[:count] != cells[start : start + count]:
-                slot = next(slot for slot in range(count) if found[slot] != cells[start + slot])
+            if found[:count] == cells[start : start + count]:
+                continue
+            slot = next((slot for slot in range(count) if not fits(found[slot], cells[start + slot])), None)
+            if slot is not None:
                 raise Violation(
                     f"{who} reads wrong content at token {start + slot}, block {table[start // size]}: "
                     f"{self._describe(found[slot], cells[start + slot])}"
@@ -80,8 +103,8 @@ class Memory:
             self.blocks[block] = [0] * self.block_tokens
 
     def strangers(self, block: int, owner: int) -> set[int]:
-        """Other owners whose content is in a block."""
-        return {owner_of(cell) for cell in self.blocks[block]} - {0, owner}
+        """Other owners whose content is in a block that `owner` begins to use."""
+        return {owner_of(cell) for cell in self.blocks[block]} - {0, owner} - may_hold(owner)
 
     @staticmethod
     def _describe(found: int, wanted: int) -> str:

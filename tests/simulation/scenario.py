@@ -5,7 +5,7 @@ Every fault kind has seeds of its own, so that it is shown one by one; other see
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachemgr.quotas import Quota
 from tests.simulation.kernel import MILLISECOND, Kernel
@@ -41,6 +41,7 @@ class Scenario:
     waits: bool
     commits: bool
     keeps: bool
+    scopes: bool = False  # whether prompts begin in scopes that tenants share
 
     @property
     def faults_until(self) -> int:
@@ -52,7 +53,7 @@ class Scenario:
         faults = ", ".join(sorted(self.faults)) or "none"
         return (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_tokens}, {self.num_decoders} decoders, "
-            f"{self.num_tenants} tenants, {self.num_requests} requests, faults: {faults}"
+            f"{self.num_tenants} tenants, {self.num_requests} requests, {'scopes, ' * self.scopes}faults: {faults}"
         )
 
 
@@ -70,7 +71,8 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
     block_tokens = kernel.random.choice((1, 2, 4, 4))
     num_blocks = kernel.between(8, 28)
     num_tenants = kernel.between(1, 3)
-    return Scenario(
+    scopes = seed % 5 in (1, 3)
+    scenario = Scenario(
         seed=seed,
         faults=faults,
         num_blocks=num_blocks,
@@ -92,6 +94,7 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         commits=kernel.chance(0.3),
         keeps=kernel.chance(0.4),
     )
+    return replace(scenario, scopes=True, shared_roots=True) if scopes else scenario
 
 
 def _quotas(kernel: Kernel, num_blocks: int, num_tenants: int) -> tuple[Quota, ...]:

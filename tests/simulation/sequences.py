@@ -11,8 +11,8 @@ from cachemgr.ids import LeaseId
 from cachemgr.results import CopyPlan, Keep, SequenceReport
 from cachemgr.resuming import Held
 from common.tokens import pack_tokens
-from tests.simulation.memory import cells_of
-from tests.simulation.workload import Request
+from tests.simulation.memory import cells_of, labelled
+from tests.simulation.workload import Request, span_of
 
 WAITING, ACQUIRING, RUNNING, HELD_UP, FINISHED = "waiting", "acquiring", "running", "held up", "finished"
 
@@ -43,6 +43,8 @@ class Sequence:
     to_fork: tuple[int, ...] = ()
     may_wait: bool = True
     wait_id: int = 0
+    scope: int = 0  # that its first `prefix_tokens`, whole blocks, lie in
+    prefix_tokens: int = 0
     lie: bool = False  # its next report says what is not so
 
     @property
@@ -69,8 +71,18 @@ class Sequence:
         """Works out the cells of tokens that are new."""
         known = len(self.cells)
         if known < len(self.tokens):
-            before = self.cells[-1] if known else self.request.cell
+            before = labelled(self.cells[-1] if known else self.request.cell, self.request.owner)
             self.cells += cells_of(before, self.tokens[known:])
+            if known < self.prefix_tokens:
+                self.lie_in(self.scope, self.prefix_tokens)
+
+    def lie_in(self, scope: int, prefix_tokens: int) -> None:
+        """Its first tokens lie in a scope (0: none), the others are its tenant's own."""
+        self.scope, self.prefix_tokens = scope, prefix_tokens
+        owner = self.request.owner
+        self.cells = [
+            labelled(cell, scope if place < prefix_tokens else owner) for place, cell in enumerate(self.cells)
+        ]
 
     def cut(self, num_tokens: int) -> None:
         """Forgets the tokens after the first `num_tokens`."""
@@ -113,6 +125,7 @@ class Sequence:
             Held(self.lease, tokens, np.array(self.table, np.int32), self.computed, self.copy),
             request.tenant, request.root, f"r{request.number}", self.sample, no_store=request.no_store,
             priority=request.cache_priority, ttl_ns=request.ttl_ns,
+            prefix=span_of(self.scope, request.root, self.prefix_tokens),
         )  # fmt: skip
 
     def news(self, *, release: bool = False, keep: Keep | None = None) -> SequenceReport:

@@ -75,7 +75,7 @@ def test_the_simulation_reaches_everything() -> None:
         "is stopped", "its own clock says", "not safe", "ends the quarantine", "late message", "repeated message",
         "purges", "drops everything", "cancelled", "the decoder lied", "network breaks", "network holds",
         "for too long", "goes on with session", "scrubbed", "QUOTA_EXCEEDED", "waits", "continues", "commits", "pins",
-        "adopts", "claims",
+        "adopts", "claims", "is torn in a store", "dies before its answer", "in @public", "in @group:team", "prunes",
     )  # fmt: skip
     missing = set(wanted)
     shot = Counter[str]()

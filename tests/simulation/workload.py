@@ -9,15 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cachemgr.ids import TenantId
+from cachemgr.results import ScopeSpan
+from common.tokens import pack_tokens
 from tests.simulation.kernel import Kernel
-from tests.simulation.memory import cells_of, extend, root_cell
+from tests.simulation.memory import PUBLIC, TEAM, TEAM_MEMBERS, cells_of, extend, root_cell
 
 if TYPE_CHECKING:
     from tests.simulation.decoder import SimDecoder
     from tests.simulation.scenario import Scenario
 
 VOCABULARY = 3
+SCOPE_NAMES = {PUBLIC: TenantId("@public"), TEAM: TenantId("@group:team")}
+
+
+def span_of(scope: int, root: bytes, num_tokens: int) -> ScopeSpan | None:
+    """The prefix of a request, for the manager. Its root begins like its tenants: equal content looks equal."""
+    if not num_tokens:
+        return None
+    return ScopeSpan(SCOPE_NAMES[scope], (root[:8] + SCOPE_NAMES[scope].encode()).ljust(32, b"."), num_tokens)
 
 
 def next_token(cell: int, sample: int) -> int:
@@ -44,6 +56,8 @@ class Request:
     keep: bool = False
     base: bytes = b""  # the kept branch that it continues
     ttl_ns: int = 0
+    scope: int = 0  # that its first tokens lie in, 0: none
+    prefix_tokens: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
     decoder: SimDecoder | None = None
     counted: bool = False
@@ -72,6 +86,8 @@ class Conversation:
     owner: int
     root: bytes
     tokens: list[int]
+    scope: int = 0
+    prefix_tokens: int = 0  # whole blocks
 
     @property
     def tenant(self) -> TenantId:
@@ -95,6 +111,17 @@ class Workload:
     def _token(self) -> int:
         return self._kernel.between(0, VOCABULARY - 1)
 
+    def _scope_of(self, prompt: list[int], owner: int, twin: Request | None) -> tuple[int, int]:
+        """Which scope a request names, and for how many tokens; mostly that of its twin."""
+        kernel = self._kernel
+        if twin is not None and kernel.chance(0.7):
+            return twin.scope, min(twin.prefix_tokens, len(prompt))
+        if kernel.chance(0.3):
+            return 0, 0
+        scope = TEAM if owner in TEAM_MEMBERS and kernel.chance(0.5) else PUBLIC
+        whole = kernel.between(1, 3) * self._scenario.block_tokens + kernel.between(0, 1)
+        return scope, min(len(prompt), whole)
+
     def draw(self) -> Request:
         """The next request."""
         kernel, scenario = self._kernel, self._scenario
@@ -112,16 +139,20 @@ class Workload:
             prompt += [0] * (scenario.num_blocks * scenario.block_tokens)
         owner = twin.owner if twin is not None else kernel.between(1, scenario.num_tenants)
         key = kernel.between(0, 7) == 0
+        scope, prefix_tokens = self._scope_of(prompt, owner, twin) if scenario.scopes else (0, 0)
         # The roots of two tenants never meet in truth; here they do, and the owner alone must keep them apart.
         root = b"key-%d" % key if scenario.shared_roots else b"key-%d-%d" % (owner, key)
         if kept is not None:
             owner, root = kept.owner, kept.root
+            scope, prefix_tokens = kept.scope, kept.prefix_tokens
         request = Request(
             number=len(self.requests) + 1,
             tenant=TenantId(f"tenant-{owner}"),
             owner=owner,
             root=root.ljust(32, b"."),
             keep=scenario.keeps and kernel.chance(0.5),
+            scope=scope,
+            prefix_tokens=prefix_tokens,
             base=kept.name if kept is not None else b"",
             ttl_ns=kernel.between(1, 30) * 1_000_000 if not scenario.quotas and kernel.chance(0.15) else 0,
             prompt=tuple(prompt),
@@ -135,3 +166,25 @@ class Workload:
         )
         self.requests.append(request)
         return request
+
+    def approved(self, block_tokens: int) -> Approved:
+        """Some beginnings of the documents: what may still be named of a scope."""
+        kernel = self._kernel
+        lengths = [kernel.between(0, len(document)) // block_tokens * block_tokens for document in self._documents]
+        pairs = zip(self._documents, lengths, strict=True)
+        return Approved([pack_tokens(np.array(document[:length], np.int32)) for document, length in pairs])
+
+
+class Approved:
+    """What may be named of a scope: whole blocks, packed."""
+
+    def __init__(self, prefixes: list[bytes]) -> None:
+        self._prefixes = prefixes
+
+    def covers(self, tokens: bytes) -> bool:
+        """Whether one of them begins so."""
+        return any(prefix.startswith(tokens) for prefix in self._prefixes)
+
+    def ends(self, tokens: bytes) -> bool:
+        """Whether these are one of them."""
+        return tokens in self._prefixes

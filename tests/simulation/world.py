@@ -19,8 +19,9 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.kernel import MILLISECOND, Kernel, Violation
 from tests.simulation.memory import Memory
 from tests.simulation.network import Link
-from tests.simulation.scenario import DUPLICATE, scenario_of
+from tests.simulation.scenario import DAEMON, DUPLICATE, scenario_of
 from tests.simulation.sequences import Sequence
+from tests.simulation.tearing import TearingJournal, Torn
 from tests.simulation.workload import Conversation, Request, Workload
 
 PATIENCE = 1500 * MILLISECOND
@@ -44,8 +45,9 @@ class World:
         self._links = 0
         self.invariants = Invariants(self)
         self.dead: set[int] = set()
+        self.prefixes: dict[tuple[int, LeaseId], tuple[int, int]] = {}  # (epoch, lease) -> scope, prefix tokens
         self.journal_memory = make_memory(self.scenario.num_blocks, self.scenario.block_tokens)
-        self.journal = IndexJournal(self.journal_memory)
+        self.journal = self._open_journal()
         self.daemon = SimDaemon(self, 1)
         self.decoders = [SimDecoder(self, number) for number in range(self.scenario.num_decoders)]
         self.kernel.after(0, self._arrive)
@@ -57,7 +59,11 @@ class World:
         """Runs to the end; returns the digest of the trace."""
         kernel = self.kernel
         while kernel.now < self.scenario.faults_until:
-            kernel.run_one()
+            try:
+                kernel.run_one()
+            except Torn:
+                kernel.say("daemon is torn in a store")
+                self.kill_daemon()
         kernel.say("faults stop")
         self.duplicates = 0.0
         faults.heal(self)
@@ -101,17 +107,37 @@ class World:
             self.daemon.die()
             self.kernel.after(self.kernel.between(100, 5000), self.start_daemon)
 
+    def _open_journal(self) -> IndexJournal:
+        torn = DAEMON in self.scenario.faults
+        return TearingJournal(self.journal_memory) if torn else IndexJournal(self.journal_memory)
+
+    def tear_daemon(self) -> None:
+        """The daemon will die in the middle of an operation: in a store, or when all is done but the answer."""
+        if self.kernel.chance(0.3):
+            self.daemon.dies_unanswered = True
+        elif isinstance(self.journal, TearingJournal):
+            self.journal.tear_in(self.kernel.between(1, 8))
+
+    def tear_no_more(self) -> None:
+        """From now on it lives."""
+        self.daemon.dies_unanswered = False
+        if isinstance(self.journal, TearingJournal):
+            self.journal.tear_in(0)
+
     def start_daemon(self) -> None:
         """A new daemon finds the journal and the arena of the one before it."""
         if not self.daemon.is_dead:
             return
         old = self.daemon
-        self.journal = IndexJournal(self.journal_memory)
+        self.journal = self._open_journal()
         self.workload.kept.clear()
         self._promised.clear()
         self.lies.clear()
         self.daemon = SimDaemon(self, old.epoch + 1)
+        if isinstance(self.journal, TearingJournal) and self.kernel.now < self.scenario.faults_until:
+            self.journal.tear_in(1 if self.kernel.chance(0.1) else 0)  # while it adopts
         self.daemon.adopt(old.survivors())
+        self.tear_no_more()
         self.invariants.forget()
         self.check()
 
@@ -155,11 +181,13 @@ class World:
             most = min(scenario.quotas[request.owner - 1].ceiling_blocks or most, most - others)
         return -(-num_tokens // scenario.block_tokens) <= most
 
-    def new_keep(self, request: Request, tokens: list[int]) -> Keep:
+    def new_keep(self, sequence: Sequence) -> Keep:
         """A name for a sequence that is to be kept."""
+        request, tokens = sequence.request, sequence.tokens[: sequence.computed]
+        prefix_tokens = min(sequence.prefix_tokens, len(tokens) - len(tokens) % self.scenario.block_tokens)
         self._names += 1
         name = b"k%d" % self._names
-        self._promised[name] = Conversation(name, request.owner, request.root, tokens)
+        self._promised[name] = Conversation(name, request.owner, request.root, tokens, sequence.scope, prefix_tokens)
         return Keep(name, self.kernel.between(2, 40) * 1_000_000)
 
     def kept(self, kept: Kept) -> None:
@@ -206,7 +234,8 @@ class World:
     def copy(self, process: SimDecoder, sequence: Sequence, plan: CopyPlan) -> None:
         """A decoder runs a copy-on-write."""
         self.invariants.may_write(process, sequence, plan.target)
-        self.invariants.is_scrubbed(process, sequence, plan.target)
+        place = sequence.table.index(plan.target) * self.scenario.block_tokens
+        self.invariants.is_scrubbed(process, sequence, plan.target, place)
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:
@@ -223,7 +252,7 @@ class World:
             block = sequence.table[position // size]
             if block != last:
                 self.invariants.may_write(process, sequence, block)
-                self.invariants.is_scrubbed(process, sequence, block)
+                self.invariants.is_scrubbed(process, sequence, block, position)
                 last = block
             self.memory.write(block, position % size, sequence.cells[position])
 
