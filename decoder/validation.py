@@ -35,6 +35,7 @@ MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_DRAFT_TOKENS: Final = 16
 MAX_BEAMS: Final = 16
+MAX_BEAM_ENTRIES: Final = 500_000
 MAX_LENGTH_PENALTY: Final = 10
 DRAFT_TOKENS: Final = 8
 MAX_ID_CHARACTERS: Final = 128
@@ -97,7 +98,7 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
         session_tokens=submit.session_tokens,
         keep_seconds=submit.keep_seconds,
         speculation=None if constrained else _speculation(submit.speculation, model),
-        beam=_beam(submit, model),
+        beam=_beam(submit, model, len(prompt)),
         tenant=submit.tenant,
         tenant_weight=_weight(submit),
     )
@@ -166,7 +167,7 @@ def _check_session(submit: decode_pb2.Submit) -> None:
         raise InvalidArgument("keep_seconds", "allowed is a finite number >= 0")
 
 
-def _beam(submit: decode_pb2.Submit, model: ServedModel) -> BeamParams | None:
+def _beam(submit: decode_pb2.Submit, model: ServedModel, num_prompt: int) -> BeamParams | None:
     if not submit.beam.width:
         return None
     width = _whole("beam.width", submit.beam.width, 1, MAX_BEAMS)
@@ -194,6 +195,15 @@ def _beam(submit: decode_pb2.Submit, model: ServedModel) -> BeamParams | None:
     for field, is_set in others.items():
         if is_set:
             raise InvalidArgument(field, "allowed is none with a beam search")
+    if submit.output.HasField("logprobs"):  # all answers come in one message
+        room = model.max_context - num_prompt
+        num_tokens = min(submit.stopping.max_tokens, room) if submit.stopping.HasField("max_tokens") else room
+        entries = max(1, sampling.n) * num_tokens * (1 + submit.output.logprobs)
+        if entries > MAX_BEAM_ENTRIES:
+            raise InvalidArgument(
+                "output.logprobs",
+                f"answers times stopping.max_tokens times (1 + it) are {entries}; allowed are {MAX_BEAM_ENTRIES}",
+            )
     return BeamParams(width, submit.beam.length_penalty)
 
 

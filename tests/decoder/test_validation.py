@@ -173,6 +173,12 @@ def test_a_beam_search_arrives_and_what_does_not_go_with_it_is_refused() -> None
         "sampling__frequency_penalty": 1.0, "sampling__logit_bias": {1: 1.0}, "speculation__mode": 1,
         "keep_seconds": 1.0, "beam__length_penalty": math.nan,
     }  # fmt: skip
+    wide = ServedModel(VOCAB, 20_000, frozenset())
+    many = {"beam__width": 16, "sampling__n": 16, "output__logprobs": 20}
+    with pytest.raises(InvalidArgument, match=r"stopping.max_tokens.*allowed") as caught:
+        request_of(submit(**many), wide)
+    assert caught.value.field == "output.logprobs"
+    assert request_of(submit(**many, stopping__max_tokens=500_000 // 16 // 21), wide).beam is not None
     for path, value in refused.items():
         with pytest.raises(InvalidArgument, match="allowed") as caught:
             accept(**{"beam__width": 4, path: value})
