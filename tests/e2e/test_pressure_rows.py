@@ -49,20 +49,18 @@ def test_a_flood_of_one_tenant_holds_up_another_for_a_few_requests_alone(slow_no
     def started() -> int:
         return sum(line.stream.accepted is not None for line in lines)
 
-    waiting = poll(
-        lambda: max(0, slow_node.admin.snapshot().queued_requests - 15), within=patience(10), what="many wait"
-    )
+    poll(lambda: slow_node.admin.snapshot().queued_requests > 22, within=patience(10), what="many wait")
     before = started()
     last, first = slow_node.background(requests[40], key=flood), slow_node.stream(requests[41], key=other)
     first.read(1)
     between, passed = started() - before, last.stream.accepted is None
     first.finish()
     last.result()
-    assert started() - before >= waiting + 5
+    assert started() - before > 20
     for line in lines:
         line.result()
     assert passed, "the flood's own comes after the other tenant's"
-    assert between <= 12, (before, between)
+    assert between <= 18, (before, between)
 
 
 @pytest.mark.parametrize("new", [1, B - 1, B, B + 1, 200])
