@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidArgument
 from common.tokens import pack_tokens
-from decoder.admission import PATIENCE, AdmissionQueue
+from decoder.admission import PATIENCE, QUANTUM_TOKENS, AdmissionQueue
 from decoder.chunk_shares import divide, share_chunks
 from decoder.sequence import LeaseId, ScopePrefix
 from decoder.service_rate import LEAST_SECONDS, MOST_SECONDS, UNKNOWN_SECONDS, ServiceRate
@@ -88,21 +88,23 @@ def test_own_cached_tokens_are_given_back_and_others_never_count() -> None:
     assert turns == [20, 38]
 
 
-def test_tokens_of_a_wider_scope_are_charged_as_if_computed() -> None:
-    """What another tenant may have put into a shared scope changes no turn."""
-    balances = []
+@pytest.mark.parametrize("scope", [ScopePrefix("", 12), ScopePrefix("team", 12), None])
+def test_tokens_of_a_wider_scope_are_charged_as_if_computed(scope: ScopePrefix | None) -> None:
+    """What another tenant may have put into a shared scope changes no turn; what came from the tenant's own cache, the
+    positive control, does."""
+    orders = []
     for cached in (0, 12):
         rig = Rig(num_blocks=64)
-        sequence = make(1, 16, tenant="a", scope=ScopePrefix("", 12))
+        sequence = make(1, 16, tenant="z", scope=scope)
         rig.scheduler.enqueue(sequence)
         assert rig.scheduler.next_admission() is sequence
         rig.scheduler.queue.answered(sequence.sequence_id)
         rig.scheduler.admit(sequence, LeaseId(1), rig.pool.take(4), cached, None)
-        probe = make(2, 64, tenant="a"), make(3, 64, tenant="b")
-        for item in probe:
-            rig.scheduler.queue.add(item)
-        balances.append(drain(rig.scheduler.queue))
-    assert balances[0] == balances[1]
+        rig.scheduler.queue.add(make(2, QUANTUM_TOKENS - 16 + 12, tenant="z"))
+        rig.scheduler.queue.add(make(3, QUANTUM_TOKENS, tenant="b"))
+        orders.append(drain(rig.scheduler.queue))
+    assert orders[0] == [3, 2]
+    assert orders[1] == ([2, 3] if scope is None else [3, 2])
 
 
 def test_a_turn_is_kept_until_it_is_used() -> None:
