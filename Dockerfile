@@ -1,10 +1,12 @@
 # One image for the three services of a node; the command chooses which (see compose.yaml).
 #   docker build -t tessera .                                                             torch for the CPU
-#   docker build -t tessera --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .   torch with CUDA
+#   docker build -t tessera --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=gpu .
+#                                                                        torch with CUDA, Triton and the driver bindings
 ARG PYTHON_VERSION=3.12
 
 FROM python:${PYTHON_VERSION}-slim AS build
 ARG TORCH_INDEX=""
+ARG EXTRAS=""
 WORKDIR /src
 RUN python -m venv /opt/tessera
 ENV PATH=/opt/tessera/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -13,7 +15,7 @@ COPY constraints.txt ./
 COPY cli/torch_build.py cli/torch_build.py
 RUN python -P cli/torch_build.py install --constraint constraints.txt --index "${TORCH_INDEX}"
 COPY . .
-RUN pip install --constraint constraints.txt . && python -P cli/torch_build.py check
+RUN pip install --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}" && python -P cli/torch_build.py check
 
 FROM python:${PYTHON_VERSION}-slim
 RUN groupadd --gid 10001 tessera \

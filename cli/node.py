@@ -26,7 +26,9 @@ from common.paths import StatePaths, models_dir
 from common.rpc import unix_target
 
 SUPERVISOR_LOCK = "supervisor.lock"
-OTHER_VARIABLES = {f"TESSERA_{name}" for name in ("FAULTS", "GPU", "MODELS", "PUBLISH", "VERSION")}  # of compose.yaml
+OTHER_VARIABLES = {
+    f"TESSERA_{name}" for name in ("EXTRAS", "FAULTS", "GPU", "MODELS", "PUBLISH", "VERSION")
+}  # of compose.yaml
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from common.config import Options
 from common.credentials import read_secret
+from common.cuda_checks import report_surroundings
 from common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from common.interceptors import BearerInterceptor, ErrorInterceptor
 from common.kept_sockets import watch_sockets
@@ -51,6 +52,8 @@ async def serve(options: Options, stop: asyncio.Event) -> None:
     if options.model is None:
         raise InvalidArgument("model", "is not set; give --model, a GGUF file or a Hugging Face directory")
     device = resolve_device(INTERPRETER if options.faults.interpreted_kernels else options.device, options.dtype)
+    if device.gpu is not None:
+        report_surroundings(device.gpu, os.environ)
     paths = StatePaths(options.state_dir)
     paths.prepare()
     secret = await _internal_key(paths.internal_key, stop)

@@ -111,13 +111,14 @@ def test_both_profiles_hold_the_three_services(compose: dict[str, Any]) -> None:
 
 
 def test_the_profiles_differ_in_the_gpu_alone(compose: dict[str, Any]) -> None:
-    """The cpu profile is the gpu profile without its devices, apart from the names of its services."""
+    """The cpu profile is the gpu profile without its devices and `--device`, apart from the names of services."""
     for service in SERVICES:
         bodies = []
         for profile in PROFILES:
             body = dict(services_of(compose, profile)[service])
             body.pop("deploy", None)
             body.pop("profiles")
+            body["command"] = [word for word in body["command"] if word not in ("--device", "cuda")]
             bodies.append(json.loads(json.dumps(body).replace("-cpu", "")))
         assert bodies[0] == bodies[1]
 
@@ -160,9 +161,17 @@ def test_sockets_volumes_and_health_checks_agree(compose: dict[str, Any], profil
         assert mounted(body, str(paths[name].run_dir)) == ("state", True)
         assert mounted(body, str(loaded[name].model)) == ("/home/someone/.cache/tessera/models", False)
         assert mounted(body, body["environment"]["NUMBA_CACHE_DIR"])[1]
+        assert mounted(body, str(loaded[name].weights_cache))[1]
     assert len({options.state_dir for options in loaded.values()}) == 1
     assert len({options.decoders for options in loaded.values()}) == 1
     assert "state" in compose["volumes"]
+
+
+@pytest.mark.parametrize(("profile", "device"), [("gpu", "cuda"), ("cpu", "cpu")])
+def test_daemon_and_decoder_are_on_the_same_device(compose: dict[str, Any], profile: str, device: str) -> None:
+    """Both map the one GPU that they are given, or both none."""
+    services = services_of(compose, profile)
+    assert {options_of(services[name])[1].device for name in ("cachemgr", "decoder")} == {device}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -32,7 +32,7 @@ class Importer:
         self._node = node
         self._name = name
         self._link = link
-        self._process_id = 0
+        self.process_id = 0
         self._client: SessionClient | None = None
         self._answer = cache_pb2.AttachResponse()
         self._epoch = 0
@@ -40,7 +40,7 @@ class Importer:
     async def start(self) -> None:
         """Wait until it is there."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
-        self._process_id = await self._answered()
+        self.process_id = await self._answered()
 
     async def ask(self, command: str, *arguments: Any) -> Any:
         """One command."""
@@ -60,7 +60,7 @@ class Importer:
         return answer
 
     def _request(self) -> cache_pb2.AttachRequest:
-        return attach_request(name=self._name, process_id=self._process_id)
+        return attach_request(name=self._name, process_id=self.process_id)
 
     async def come_back(self) -> bool:
         """Resume with a new daemon; whether it wanted the memory, which it gets then."""
@@ -86,23 +86,25 @@ class Importer:
     async def kill(self) -> None:
         """kill -9, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process_id, signal.SIGKILL)
+            os.kill(self.process_id, signal.SIGKILL)
         await self._reader.read()
         self._writer.close()
 
 
 @contextlib.asynccontextmanager
-async def node_of(*uuids: bytes, handles: str) -> AsyncIterator[tuple[Killable, list[Importer]]]:
-    """A daemon on a recorder's GPU, and a child for each of `uuids`, the GPU that it sees."""
+async def node_of(
+    *uuids: bytes, handles: str, device: str = "cuda", real: bool = False
+) -> AsyncIterator[tuple[Killable, list[Importer]]]:
+    """A daemon on a recorder's GPU, or on a real one, and a child for each of `uuids`, the GPU that it sees."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ts-"))
         node = Killable(
-            Path(folder), "--device", "cuda", "--arena-handles", handles, "--lease-seconds", "60",
-            module="tests.cuda_daemon",
+            Path(folder), "--device", device, "--arena-handles", handles, "--lease-seconds", "60",
+            module="cachemgr" if real else "tests.cuda_daemon",
         )  # fmt: skip
         pairs = [socket.socketpair() for _ in uuids]
         nursery = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.cuda_importer", str(node.paths.arena_socket),
+            sys.executable, "-m", "tests.cuda_importer", "real" if real else "recorder", str(node.paths.arena_socket),
             *(f"{theirs.fileno()}:{uuid.hex()}" for (_, theirs), uuid in zip(pairs, uuids, strict=True)),
             cwd=ROOT, stdin=asyncio.subprocess.PIPE, pass_fds=[theirs.fileno() for _, theirs in pairs],
         )  # fmt: skip
@@ -125,51 +127,56 @@ def test_the_memory_outlives_the_daemon_and_each_decoder() -> None:
     daemon is killed; a new daemon adopts what one of them hands back, and hands it to others, while one of them is
     killed; memory whose nonce was overwritten is refused."""
 
-    async def body() -> None:
-        async with node_of(UUID, UUID, OTHER_UUID, UUID, handles="fd") as (node, (first, second, foreign, late)):
-            assert await first.attach() == "ok"
-            assert "arena_nonce_written" in node.log.read_text()
-            await first.ask("write", 3, 7.0)
-            assert await second.attach() == "ok"
-            assert node.log.read_text().count("arena_nonce_written") == 1
-            assert await second.ask("read", 3) == 7.0
-            assert await foreign.attach() == "DEVICE_MISMATCH {}"
-            await foreign.kill()
-            node.kill()
-            await second.ask("write", 4, 8.0)
-            assert await first.ask("read", 4) == 8.0
-            await node.start()
-            assert await first.come_back()
-            assert not await second.come_back()
-            assert "arena_adopted" in node.log.read_text()
-            await first.kill()
-            assert await late.attach() == "ok"
-            assert await late.ask("read", 3) == 7.0 and await late.ask("read", 4) == 8.0
-            await late.ask("write", 5, 9.0)
-            assert await second.ask("read", 5) == 9.0
-            await second.ask("write", 0, 1.0)
-            assert (await late.attach()).startswith("ARENA_NONCE")
-            assert await node.violations() == []
-            assert "SECRET" not in node.log.read_text()
+    asyncio.run(outlives(UUID))
 
-    asyncio.run(body())
+
+async def outlives(uuid: bytes, **how: Any) -> None:
+    """The steps of the test above; `how` of `node_of`."""
+    async with node_of(uuid, uuid, OTHER_UUID, uuid, handles="fd", **how) as (node, (first, second, foreign, late)):
+        assert await first.attach() == "ok"
+        assert "arena_nonce_written" in node.log.read_text()
+        await first.ask("write", 3, 7.0)
+        assert await second.attach() == "ok"
+        assert node.log.read_text().count("arena_nonce_written") == 1
+        assert await second.ask("read", 3) == 7.0
+        assert await foreign.attach() == "DEVICE_MISMATCH {}"
+        await foreign.kill()
+        node.kill()
+        await second.ask("write", 4, 8.0)
+        assert await first.ask("read", 4) == 8.0
+        await node.start()
+        assert await first.come_back()
+        assert not await second.come_back()
+        assert "arena_adopted" in node.log.read_text()
+        await first.kill()
+        assert await late.attach() == "ok"
+        assert await late.ask("read", 3) == 7.0 and await late.ask("read", 4) == 8.0
+        await late.ask("write", 5, 9.0)
+        assert await second.ask("read", 5) == 9.0
+        await second.ask("write", 0, 1.0)
+        assert (await late.attach()).startswith("ARENA_NONCE")
+        assert await node.violations() == []
+        assert "SECRET" not in node.log.read_text()
 
 
 def test_the_older_handle_ends_with_its_daemon() -> None:
     """It is shared while the daemon lives; a new daemon has nothing to adopt and refuses to resume; the 64 bytes are in
     no log."""
 
-    async def body() -> None:
-        async with node_of(UUID, UUID, handles="ipc") as (node, (first, second)):
-            assert await first.attach() == "ok" and await second.attach() == "ok"
-            await first.ask("write", 3, 7.0)
-            assert await second.ask("read", 3) == 7.0
-            assert not node.paths.index_journal.exists()
-            assert "SECRET" not in node.log.read_text()
-            node.kill()
-            await node.start()
-            assert "arena_orphaned" not in node.log.read_text()
-            assert await second.attach() == "ok"
-            assert await second.ask("read", 3) == 0.0
+    asyncio.run(ends(UUID))
 
-    asyncio.run(body())
+
+async def ends(uuid: bytes, **how: Any) -> None:
+    """The steps of the test above; `how` of `node_of`."""
+    async with node_of(uuid, uuid, handles="ipc", **how) as (node, (first, second)):
+        assert await first.attach() == "ok" and await second.attach() == "ok"
+        await first.ask("write", 3, 7.0)
+        assert await second.ask("read", 3) == 7.0
+        assert not node.paths.index_journal.exists()
+        assert "SECRET" not in node.log.read_text()
+        node.kill()
+        await node.start()
+        assert "arena_orphaned" not in node.log.read_text()
+        assert await second.attach() == "ok"
+        await second.ask("write", 3, 1.0)
+        assert await second.ask("read", 3) == 1.0

@@ -51,6 +51,11 @@ class Killable:
             self._process = subprocess.Popen(self._command, cwd=ROOT, stderr=log, stdout=log)
         await eventually_async(self._connected)
 
+    @property
+    def process_id(self) -> int:
+        """Of its newest life."""
+        return 0 if self._process is None else self._process.pid
+
     async def _connected(self) -> bool:
         await self._stack.aclose()
         if not self.paths.admin_key.exists() or not self.paths.admin_socket.exists():

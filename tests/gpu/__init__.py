@@ -1,0 +1,1 @@
+"""Tests that need a CUDA device; each skips with its reason where there is none."""
