@@ -19,7 +19,7 @@ from decoder.sampler import Logprobs, logprobs
 from decoder.sequence import Sequence
 
 SCORED_TOKENS: Final = 64  # of one step, over all requests
-MAX_ENTRIES: Final = 131_072  # of one request: tokens times (1 + top)
+MAX_ENTRIES: Final = 32_768  # of one request: tokens times (1 + top)
 
 
 @dataclass(slots=True)

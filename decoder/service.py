@@ -28,6 +28,7 @@ from tessera.inference.v1 import inference_pb2
 SERVICE_NAME: Final = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
 # Windows bound what waits for a gateway that stands still; this bounds one whose windows are never reached.
 MAX_WAITING_RESULTS: Final = 16_384
+JOINED_BYTES: Final = 4 * 1024 * 1024  # a message grows no more beyond this
 _REASONS: Final = {
     EndReason.STOP: inference_pb2.FINISH_REASON_STOP,
     EndReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
@@ -76,9 +77,16 @@ class GatewayStream:
                 "the gateway does not read its stream", subject="results", needed=len(self._waiting), usable=self._limit
             )
         output = decode_pb2.StepOutput()
-        while self._waiting:
-            add_result(output, self._waiting.popleft())
+        while self._waiting and output.ByteSize() < JOINED_BYTES:
+            add_result(output, self._next_part())
         return output
+
+    def _next_part(self) -> StepResult:
+        # Starts with the log-probabilities of long prompts go one by one: together they may pass a message's limit.
+        first = self._waiting[0]
+        if len(first.started) > 1 and any(started.prompt_logprobs for started in first.started):
+            return StepResult(started=[first.started.pop(0)])
+        return self._waiting.popleft()
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending

@@ -31,13 +31,13 @@ BoolArray = NDArray[np.bool_]
 THREADS: Final = 2
 PATIENCE_SECONDS: Final = 0.005  # of a step, after its forward
 MAX_MESSAGE: Final = 300  # characters of the library's word on a grammar
-# Of one compile: some seconds at most. Of one step: some tens of milliseconds. Of one state: some 40 MB.
+# Of one compile: some seconds at most. Of one step: some tens of milliseconds. Of one state: some 20 MB.
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 20_000,
+    "max_lexer_states": 10_000,
     "max_grammar_size": 100_000,
 }
 

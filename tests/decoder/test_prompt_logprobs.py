@@ -14,7 +14,7 @@ from decoder import prompt_logprobs
 from decoder.batch import StepBatch
 from decoder.outputs import Started
 from decoder.sampler import Logprobs, logprobs
-from decoder.sequence import Request
+from decoder.sequence import BeamParams, Request
 from decoder.weights import load_model
 from tests.decoder.rig import BLOCK_TOKENS, Node, RecallModel, prompt_of, request, solo
 from tests.tiny_models import make_tiny_llama
@@ -91,6 +91,16 @@ def test_neighbours_samples_and_preemption_change_no_value(seed: int) -> None:
     node.finish(*prompts)
     for number, prompt in prompts.items():
         assert values(node.sink.starts[number]) == (oracle(prompt, number % 3) if number % 3 else [])
+    node.assert_quiet()
+
+
+def test_a_beam_search_has_those_of_its_prompt() -> None:
+    """They come with the answers of the search."""
+    prompt = prompt_of(30)
+    node = Node(num_blocks=64)
+    node.submit(replace(scored(1, prompt, max_tokens=6), beam=BeamParams(3, 1.0)))
+    node.finish(1)
+    assert values(node.sink.starts[1]) == oracle(prompt, 2)
     node.assert_quiet()
 
 

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from common.errors import ResourceExhausted
 from common.interceptors import BearerInterceptor, ErrorInterceptor
-from common.rpc import bind, make_server, open_channel, unix_target
+from common.rpc import MAX_MESSAGE_BYTES, bind, make_server, open_channel, unix_target
 from common.tokens import pack_tokens
-from decoder.outputs import SampleToken, StepResult
+from decoder.outputs import SampleToken, Started, StepResult
+from decoder.prompt_logprobs import MAX_ENTRIES
+from decoder.sampler import Logprobs
 from decoder.sequence import RequestNumber
-from decoder.service import Backend, DecodeService, GatewayStream
+from decoder.service import JOINED_BYTES, Backend, DecodeService, GatewayStream
 from decoder.validation import ServedModel
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 from tessera.inference.v1 import inference_pb2
@@ -304,3 +307,31 @@ def test_results_that_wait_are_joined_in_order_and_bounded() -> None:
         assert await closed.next() is None
 
     asyncio.run(inside())
+
+
+def test_log_probabilities_of_many_prompts_are_told_in_several_messages() -> None:
+    """As much as thirty-two prompts may have, started in one step, never passes a message's limit; the order stays."""
+    tokens = MAX_ENTRIES // 21
+    values = (Logprobs(-1.5, tuple((2**17 + place, -2.5) for place in range(20))),) * (tokens - 1)
+    prompt = np.full(tokens, 2**17, np.int32)
+
+    async def body() -> None:
+        stream = GatewayStream(asyncio.get_running_loop())
+        starts = [Started(RequestNumber(n), 0, 0, tokens, (), values, prompt) for n in range(12)]
+        gains = [SampleToken(RequestNumber(n), 0, 5, None) for n in range(12)]
+        stream.deliver(StepResult(started=starts, tokens=gains))
+        stream.deliver(StepResult(tokens=gains))
+        stream.close()
+        started: list[int] = []
+        told: list[int] = []
+        largest = 0
+        while (output := await stream.next()) is not None:
+            started += [item.request for item in output.started]
+            told += [item.request for item in output.tokens]
+            assert set(told) <= set(started)
+            largest = max(largest, output.ByteSize())
+        assert started == list(range(12))
+        assert told == [*range(12), *range(12)]
+        assert JOINED_BYTES // 2 < largest < JOINED_BYTES + 2**20 < MAX_MESSAGE_BYTES
+
+    asyncio.run(body())
