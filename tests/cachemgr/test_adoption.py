@@ -395,3 +395,37 @@ def test_floors_do_not_make_the_room_of_a_frozen_core_negative() -> None:
     assert rig.manager.credit(session, 4, 0).tolist() == []
     answer = rig.manager.report(session, [], returned=np.zeros(0, np.int32), wanted=2, applied_revision=0, now_ns=0)
     assert answer.credit.tolist() == []
+
+
+@pytest.mark.parametrize("ceiling", [0, 4])
+def test_above_its_ceiling_after_claims_a_tenant_gets_nothing_more(ceiling: int) -> None:
+    """What grew above a ceiling while no daemon was there is kept, and may end; until the tenant is below it again
+    nothing more is leased and no sequence grows. Without a ceiling both go on."""
+    rig = DyingRig(num_blocks=16)
+    first, second = rig.acquire(range(1, 9)), rig.acquire(range(20, 28))
+    for sequence in (first, second):
+        rig.compute(sequence)
+    rig.report(wanted=4)
+    credit = list(rig.credit[rig.session])
+    first.table.append(credit.pop())  # it grew while nobody was there to ask
+    first.tokens.append(77)
+    rig.compute(first)
+    rig.die()
+    rig.manager.set_quota(TenantId("a"), Quota(ceiling_blocks=ceiling))
+    assert all(rig.claim(rig.session, [first, second], credit).leases)
+    rig.manager.finish_adoption(now_ns=0)
+    assert rig.manager.snapshot().tenants[0].used_blocks == 5
+    second.taken, second.tokens = [credit[0]], [*second.tokens, 78]
+    second.table.append(credit[0])
+    grown = rig.report(rig.message(second))
+    assert [refusal.error.reason for refusal in grown.refusals] == (["QUOTA_EXCEEDED"] if ceiling else [])
+    if not ceiling:
+        assert rig.acquire([90, 91]).table
+        return
+    with pytest.raises(ResourceExhausted) as caught:
+        rig.acquire(range(40, 50))
+    assert caught.value.reason == "QUOTA_EXCEEDED"
+    rig.finish(first)
+    rig.report()
+    assert rig.acquire(range(40, 50)).table
+    assert rig.manager.check_integrity() == []
