@@ -107,9 +107,8 @@ class Reclaimer:
         total = 0
         while count > total:
             first = order.first()
-            if first is None or first.children is not NO_CHILDREN:
-                break
-            nodes = order.ahead(min((count - total) // len(first.blocks), _MOST_LEAVES))
+            most = 0 if first is None or first.children is not NO_CHILDREN else (count - total) // len(first.blocks)
+            nodes = order.ahead(min(most, _MOST_LEAVES)) if most >= _FEWEST_LEAVES else []
             num = 0 if len(nodes) < _FEWEST_LEAVES else _leading_leaves(nodes, until)
             if num < _FEWEST_LEAVES:
                 break
