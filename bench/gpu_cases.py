@@ -181,6 +181,32 @@ def all_cases(target: str) -> Iterator[Case]:
     yield from small_cases(target)
 
 
+def wide_cases(target: str) -> Iterator[Case]:
+    """Of `all_cases` those that differ in code, not in size alone: what a test can compile in minutes."""
+    float8 = FLOAT8 if target in ("90", "100") else FLOAT8_BITS
+    for make in (prefill_case, decode_case):
+        for head_dim in (64, 80, 256):
+            yield make(target, head_dim)
+        for head_dim in (128, 256):
+            yield make(target, head_dim, torch.float32)
+            yield make(target, head_dim, kind=INT8)
+            yield make(target, head_dim, windowed=True, soft_cap=True)
+        yield make(target, dtype=torch.float16)
+        yield make(target, kind=float8)
+        yield make(target, block_tokens=16)
+    yield prefill_case(target, packed=True)
+    for rows in (32, 64, 128):
+        yield decode_case(target, rows=rows)
+    yield decode_case(target, 256, rows=32, kind=INT8)
+    for head_dim in (80, 256):
+        yield write_case(target, head_dim)
+    for kind in (INT8, float8):
+        yield write_case(target, kind=kind)
+    yield write_case(target, dtype=torch.float32)
+    yield norm_case(target, 16384)
+    yield from small_cases(target)
+
+
 def _label(head_dim: int, dtype: torch.dtype, kind: int, block_tokens: int, windowed: bool, soft_cap: bool) -> str:
     words = [f"d{head_dim}", _NAMES[dtype]]
     words += [_STORED[kind]] if kind in _STORED else []

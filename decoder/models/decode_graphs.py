@@ -46,7 +46,8 @@ class CudaRecorder:
             step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads of the process may use the driver meanwhile: the arena's mapping does.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = step()
 
         def replay() -> torch.Tensor:

@@ -46,10 +46,9 @@ class PendingStep:
         self._host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         with torch.cuda.stream(stream):
             self._host.copy_(result, non_blocking=True)
-            result.record_stream(stream)
             self._event = torch.cuda.Event()
             self._event.record()
-        # The next step may write where this result lies.
+        # The next step may write, or be given, the memory of this result.
         torch.cuda.current_stream().wait_event(self._event)
 
     def wait(self) -> NDArray[Any]:

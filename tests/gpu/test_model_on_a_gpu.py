@@ -1,0 +1,86 @@
+"""The device model as it is recorded: graphs equal steps launched anew, results come back on their own stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device; torch finds none", allow_module_level=True)
+
+from bench.gpu_plan import Cell, cells
+from common.layout import KvDtype, KvLayout
+from decoder.batch import StepBatch
+from decoder.kernels.sample.triton import Draws
+from decoder.models.config import ModelConfig, digest_config
+from decoder.models.decode_graphs import DirectRecorder, Recorder
+from decoder.models.device_model import DeviceModel
+from decoder.models.rope import RopeConfig
+from decoder.weights.loader import expected_shapes
+
+DEVICE = torch.device("cuda")
+
+
+def model_of(recorder: Recorder | None = None) -> DeviceModel:
+    """Two layers of 8 heads by 2, 64 elements, bfloat16."""
+    config = ModelConfig("llama", 1000, 2, 8, 2, 64, 256, 512, 1e-5, RopeConfig(1e4, 64), 512, (2,), None, False)
+    layout = KvLayout(2, 2, 64, 16, KvDtype.BFLOAT16)
+    shapes, numbers = expected_shapes(config), torch.Generator().manual_seed(0)
+    return DeviceModel(
+        config, layout, digest_config(config, bytes(32), "bfloat16/gpu"),
+        lambda name: (torch.randn(shapes[name], generator=numbers) * 0.1).numpy(), DEVICE, recorder=recorder,
+    )  # fmt: skip
+
+
+def decodes(lengths: list[int], seed: int) -> StepBatch:
+    """One token of each sequence, on blocks that no two share."""
+    count, width = len(lengths), 32
+    tokens = np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
+    contexts = np.array(lengths, np.int32)
+    starts = np.arange(count + 1, dtype=np.int32)
+    tables = np.arange(1, count * width + 1, dtype=np.int32).reshape(count, width)
+    return StepBatch(tokens, contexts - np.int32(1), starts, contexts, tables, starts[:-1], count)
+
+
+def test_recorded_steps_equal_steps_launched_anew() -> None:
+    """Batches of one to nine, twice over, in one arena: bit for bit."""
+    recorded, direct = model_of(), model_of(DirectRecorder())
+    arena = torch.randn((9 * 32 + 1, *recorded.layout.block_shape), device=DEVICE).bfloat16()
+    for seed in range(2):
+        for count in (1, 2, 3, 5, 9):
+            batch = decodes([40 * (i + 1) + seed for i in range(count)], seed)
+            got = recorded.forward(batch, arena).copy()
+            want = direct.forward(batch, arena).copy()
+            assert np.isfinite(got).all()
+            assert np.array_equal(got, want)
+
+
+def test_a_step_can_be_started_while_the_one_before_is_read() -> None:
+    """Two steps are queued before either is waited for; both results are those of steps taken one by one."""
+    model = model_of()
+    arena = torch.randn((4 * 32 + 1, *model.layout.block_shape), device=DEVICE).bfloat16()
+    batches = [decodes([50, 60, 70, 80], seed) for seed in range(4)]
+    one_by_one = [model.forward(batch, arena).copy() for batch in batches]
+    pending = [model.start(batch, arena) for batch in batches]
+    for got, want in zip(pending, one_by_one, strict=True):
+        assert np.array_equal(got.wait(), want)
+
+
+def test_ids_come_back_alone() -> None:
+    """Greedy ids drawn on the device are the maxima of the logits."""
+    model = model_of()
+    arena = torch.randn((3 * 32 + 1, *model.layout.block_shape), device=DEVICE).bfloat16()
+    batch = decodes([50, 60, 70], 1)
+    logits = model.forward(batch, arena).copy()
+    zeros = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    draws = Draws(zeros.double(), zeros.long(), zeros, zeros)
+    assert model.start(batch, arena, draws).wait().tolist() == logits.argmax(1).tolist()
+
+
+def test_the_benchmark_measures_a_cell() -> None:
+    """The smallest decode of `bench.gpu` has a time."""
+    from bench.gpu_work import GraphTimer, KernelBench
+
+    cell: Cell = next(cell for cell in cells() if cell.section == "decode")
+    assert KernelBench(DEVICE, GraphTimer(replays=3)).measure(cell) > 0
