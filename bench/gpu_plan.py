@@ -61,7 +61,7 @@ def prefill_flops(length: int) -> int:
 def decode_cell(section: str, label: str, lengths: list[int], factor: float = 1.0, **params: Any) -> Cell:
     """A decode over contexts of these lengths; `factor` times the time that its bytes alone would take."""
     stored = params.get("stored", "bfloat16")
-    num_bytes = sum(lengths) * (TOKEN_BYTES if stored == "bfloat16" else TOKEN_BYTES // 2 * (HEAD_DIM + 4) // HEAD_DIM)
+    num_bytes = sum(lengths) * (TOKEN_BYTES if stored == "bfloat16" else TOKEN_BYTES // 2 * (HEAD_DIM + 2) // HEAD_DIM)
     values = {"lengths": lengths, "block_tokens": 64, "stored": "bfloat16", "config": CONFIGS[0], **params}
     return Cell(section, label, "decode", values, decode_us(num_bytes) * factor, bytes_moved=num_bytes)
 

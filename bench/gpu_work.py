@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bench.gpu_plan import COPY_BYTES, HEAD_DIM, HEADS, KV_HEADS, Cell
-from common.layout import KvDtype, KvLayout, quantized_block_bytes
+from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels.gpu import capability
 from decoder.kernels.paged_decode import triton as paged_decode
@@ -118,7 +118,7 @@ class KernelBench:
         shape = (num_blocks + 1, 1, 2, KV_HEADS, tokens, HEAD_DIM)
         if stored == "bfloat16":
             return self._random(*shape), None
-        size = quantized_block_bytes(1, KV_HEADS, HEAD_DIM, tokens)
+        size = KvLayout.of(1, KV_HEADS, HEAD_DIM, tokens, "int8").block_bytes
         storage = torch.randint(0, 120, (num_blocks + 1, size), dtype=torch.uint8, device=self._device)
         kind = getattr(torch, stored)
         if kind == torch.float8_e4m3fn and capability(self._device) < 89:
