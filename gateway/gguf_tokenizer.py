@@ -1,4 +1,5 @@
-"""A tokenizer from the metadata of a GGUF file: byte-level BPE with the pre-tokenizer that the file names.
+"""A tokenizer from the metadata of a GGUF file: byte-level BPE with the pre-tokenizer that the file names, or
+SentencePiece's BPE by scores (`gguf_sentencepiece.py`).
 
 Owns the rule that a vocabulary is served exactly as its model was trained with, or refused by name: the pre-tokenizer
 decides where words end, and a wrong one gives other ids without any error. Called by `gateway/tokenizer.py`.
@@ -13,6 +14,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from common.errors import InvalidArgument
+from gateway.gguf_sentencepiece import build_sentencepiece
 
 # Token types of a GGUF vocabulary.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -58,32 +60,22 @@ class GgufVocabulary:
 def build_from_gguf(fields: Mapping[str, Any]) -> GgufVocabulary:
     """Build the tokenizer. Raises InvalidArgument, `model`, naming what this build does not serve."""
     kind = fields.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise InvalidArgument("model", f"its vocabulary is of kind {kind!r}; served is 'gpt2' (byte-level BPE)")
-    name = str(fields.get("tokenizer.ggml.pre", "default"))
-    rules = _PRE_TOKENIZERS.get(name)
-    if rules is None:
-        allowed = ", ".join(sorted(_PRE_TOKENIZERS))
-        raise InvalidArgument("model", f"its pre-tokenizer is {name!r}; served are {allowed}")
-    tokens, merges = _list_of(fields, "tokens"), _list_of(fields, "merges")
-    pairs = [_pair(merge) for merge in merges]
+    if kind not in ("gpt2", "llama"):
+        raise InvalidArgument(
+            "model",
+            f"its vocabulary is of kind {kind!r}; served are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)",
+        )
+    tokens = _list_of(fields, "tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise InvalidArgument("model", "its vocabulary holds a token twice")
-    try:
-        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.whole_words, fuse_unk=False)
-    except Exception as error:  # the library raises no other kind
-        raise InvalidArgument("model", f"its merges do not fit its vocabulary: {error}") from error
-    tokenizer = Tokenizer(model)
-    if rules.compose:
-        tokenizer.normalizer = normalizers.NFC()
-    splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rules.patterns]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
+    if kind == "llama":
+        tokenizer, add_bos = build_sentencepiece(fields, tokens, vocabulary), True
+    else:
+        tokenizer, add_bos = _build_byte_level(fields, vocabulary)
     _add_tokens(tokenizer, tokens, fields.get("tokenizer.ggml.token_type"))
     special = _special_tokens(fields, tokens)
-    if fields.get("tokenizer.ggml.add_bos_token", rules.add_bos) and "bos_token" in special:
+    if fields.get("tokenizer.ggml.add_bos_token", add_bos) and "bos_token" in special:
         bos = special["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos}:0 $A:0", pair=None, special_tokens=[(bos, vocabulary[bos])]
@@ -96,6 +88,28 @@ def build_from_gguf(fields: Mapping[str, Any]) -> GgufVocabulary:
         eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
         chat_template=template if isinstance(template, str) else None,
     )
+
+
+def _build_byte_level(fields: Mapping[str, Any], vocabulary: dict[str, int]) -> tuple[Tokenizer, bool]:
+    """The tokenizer without special tokens, and whether a BOS is added where the file does not say."""
+    name = str(fields.get("tokenizer.ggml.pre", "default"))
+    rules = _PRE_TOKENIZERS.get(name)
+    if rules is None:
+        allowed = ", ".join(sorted(_PRE_TOKENIZERS))
+        raise InvalidArgument("model", f"its pre-tokenizer is {name!r}; served are {allowed}")
+    pairs = [_pair(merge) for merge in _list_of(fields, "merges")]
+    try:
+        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.whole_words, fuse_unk=False)
+    except Exception as error:  # the library raises no other kind
+        raise InvalidArgument("model", f"its merges do not fit its vocabulary: {error}") from error
+    tokenizer = Tokenizer(model)
+    if rules.compose:
+        tokenizer.normalizer = normalizers.NFC()
+    splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rules.patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, rules.add_bos
 
 
 def _list_of(fields: Mapping[str, Any], name: str) -> list[str]:

@@ -62,7 +62,10 @@ class ModelTokenizer:
         self._skipped = {index for index, token in added.items() if token.special}
         self._literal = {index: token.content.encode() for index, token in added.items() if not token.special}
         decoder = tokenizer.decoder
-        self._style = "other" if decoder is None else _decoder_style(json.loads(decoder.__getstate__()))
+        state = None if decoder is None else json.loads(decoder.__getstate__())
+        self._style = _decoder_style(state)
+        # Such a tokenizer puts a space before a text, which its decoder takes away again.
+        self._prefixed = self._style == "sentencepiece" and len(state["decoders"]) == 4
         self._cache: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -76,7 +79,7 @@ class ModelTokenizer:
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of `text` as it stands after other text: no BOS, and no space such as models put before a beginning."""
         ids = self.encode(text, add_special_tokens=False)
-        if self._style != "sentencepiece" or not text:
+        if self._style != "sentencepiece" or not self._prefixed or not text:
             return ids
         line = self.encode("\n", add_special_tokens=False)
         whole = self.encode(f"\n{text}", add_special_tokens=False)
@@ -95,7 +98,7 @@ class ModelTokenizer:
         if self._style == "bytes":
             return ByteDetokenizer(self._token_bytes)
         if self._style == "sentencepiece":
-            return ByteDetokenizer(self._token_bytes, strip_space=True)
+            return ByteDetokenizer(self._token_bytes, strip_space=self._prefixed)
         return WindowDetokenizer(self._library_decode)
 
     def all_token_bytes(self) -> list[bytes]:
@@ -152,7 +155,9 @@ def _decoder_style(decoder: Any) -> str:
     if kinds == ["ByteLevel"]:
         return "bytes"
     replaces = kinds[:3] == ["Replace", "ByteFallback", "Fuse"]
-    strips = kinds[3:] == ["Strip"] and (parts[3]["content"], parts[3]["start"], parts[3]["stop"]) == (" ", 1, 0)
+    strips = not kinds[3:] or (
+        kinds[3:] == ["Strip"] and (parts[3]["content"], parts[3]["start"], parts[3]["stop"]) == (" ", 1, 0)
+    )
     if replaces and strips and parts[0]["pattern"] == {"String": _SPACE_MARK} and parts[0]["content"] == " ":
         return "sentencepiece"
     return "other"

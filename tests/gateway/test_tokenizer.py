@@ -186,7 +186,7 @@ def test_user_defined_tokens_are_text_and_control_tokens_are_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": "llama"}, "'llama'"),
+        ({"model": "llama"}, "scores"),
         ({"model": "bert"}, "'bert'"),
         ({"pre": "no-such-rules"}, "'no-such-rules'"),
         ({"tokens": []}, "tokens"),
