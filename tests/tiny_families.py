@@ -87,6 +87,15 @@ FAMILIES: Final[dict[str, Family]] = {
         "Phi3Config", "Phi3ForCausalLM",
         {"sliding_window": 300, "original_max_position_embeddings": 256, "rope_parameters": _LONGROPE},
     ),
+    "mixtral": Family(
+        "MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40}
+    ),
+    # One layer is dense, the other has experts; probabilities are not made to sum to one.
+    "qwen3-moe": Family(
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+        {"head_dim": 32, "num_experts": 40, "num_experts_per_tok": 4, "moe_intermediate_size": 48,
+         "norm_topk_prob": False, "mlp_only_layers": [0]},
+    ),
 }  # fmt: skip
 
 

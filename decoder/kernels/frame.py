@@ -11,6 +11,7 @@ from typing import Final
 SPAN: Final = 256  # keys of one softmax span; a multiple of 32. Spans start at absolute multiples of it
 ROW_BLOCK: Final = 32  # rows of one product
 ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
+COUNTER_BYTES: Final = 64  # a task counter has a cache line of its own
 LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes
 
 (
@@ -23,18 +24,21 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     AT_STATISTICS, AT_OUTPUT, STATE_BYTES,
     ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
     NUM_DECODES, NUM_PARTIALS, DECODE_SLOTS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE, SCORE_CAP, LOGIT_CAP,
+    EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
+    CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
     FRAME_WORDS,
-) = range(74)  # fmt: skip
+) = range(90)  # fmt: skip
 
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
 CAP_SIZE_OFFSET: Final = 4
 
-# A row of a layer: addresses of weights, 0 where the model has none of them; of its rotary tables; and its window.
+# A row of a layer: addresses of weights, 0 where the model has none of them; of its rotary tables; and its window. With
+# experts, LAYER_GATE_UP and LAYER_DOWN are those of the first one, and the others follow at equal distances.
 (
     LAYER_NORM, LAYER_QKV, LAYER_QKV_BIAS, LAYER_QUERY_NORM, LAYER_KEY_NORM, LAYER_MIX, LAYER_POST_MIX_NORM,
     LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_POST_MLP_NORM, LAYER_COSINES, LAYER_SINES, LAYER_WINDOW,
-    LAYER_WORDS,
-) = range(15)  # fmt: skip
+    LAYER_ROUTER, LAYER_WORDS,
+) = range(16)  # fmt: skip
 
 NO_WINDOW: Final = 1 << 30  # keys a query sees where the layer has no window
 

@@ -14,8 +14,18 @@ from typing import Any, Final
 from decoder.kernels import simd, sync
 from decoder.kernels.block_products import block_product
 from decoder.kernels.compiled import kernel
-from decoder.kernels.frame import CAP_SIZE_OFFSET, ROW_BLOCK
-from decoder.kernels.rows import gelu_multiply, silu_multiply, store_input
+from decoder.kernels.frame import (
+    CAP_SIZE_OFFSET,
+    CONTROL,
+    COUNTER_BYTES,
+    COUNTERS,
+    LOGIT_CAP,
+    ROW_BLOCK,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SIZE,
+)
+from decoder.kernels.rows import gelu_multiply, silu_multiply, store_input, weight_bytes
 
 STORE: Final = 0  # out[row] = sums
 ADD: Final = 1  # out[row] += sums
@@ -27,9 +37,10 @@ _PANEL_ROWS: Final = 512  # rows whose inputs stay in the second-level cache whi
 
 
 @kernel
-def _finish(
+def finish(
     kernels: Any, ending: int, sums: int, row: int, rows: int, pair: int, out: int, columns: int, cap: int
 ) -> None:
+    """Write the sums [rows, 32] of a block product to their place, by one of the endings."""
     for index in range(rows):
         source = sums + index * 128
         first, second = simd.load_floats(source), simd.load_floats(source + 64)
@@ -75,4 +86,19 @@ def linear(
                 block_product(
                     kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
                 )
-                _finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
+                finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
+
+
+@kernel
+def product(
+    kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
+    weights: int, columns: int, out: int, out_columns: int,
+) -> None:  # fmt: skip
+    """`linear` with the frame's scratch memory, and a barrier after it."""
+    scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
+    pair_bytes = depth * 32 * weight_bytes(kernels)
+    linear(
+        kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
+        weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
+    )  # fmt: skip
+    sync.barrier(frame[CONTROL], frame[SIZE])

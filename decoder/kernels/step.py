@@ -20,12 +20,15 @@ from numba import types
 from decoder.kernels import amx, simd, sync
 from decoder.kernels.attention import attention, combine
 from decoder.kernels.compiled import cached_entry, kernel, variant
+from decoder.kernels.experts import mix_experts
 from decoder.kernels.frame import (
     BRANCH,
     CONTROL,
+    COUNTER_BYTES,
     COUNTERS,
     EMBEDDING,
     EPSILON,
+    EXPERTS,
     FINAL_NORM,
     GATE_ENDING,
     GATED,
@@ -41,9 +44,9 @@ from decoder.kernels.frame import (
     LAYER_POST_MLP_NORM,
     LAYER_POST_NORM,
     LAYER_QKV,
+    LAYER_ROUTER,
     LAYER_WORDS,
     LAYERS,
-    LOGIT_CAP,
     LOGIT_ROWS,
     LOGITS,
     MIXED,
@@ -65,12 +68,11 @@ from decoder.kernels.frame import (
     VOCAB_COLUMNS,
     WIDTH,
 )
-from decoder.kernels.linear import ADD, STORE, linear
-from decoder.kernels.rows import add_normalized, embed, normalize, rotate_and_write, weight_bytes
+from decoder.kernels.linear import ADD, STORE, product
+from decoder.kernels.rows import add_normalized, embed, normalize, rotate_and_write
 from decoder.kernels.sets import uses_tiles
 
-COUNTERS_PER_LAYER: Final = 5
-COUNTER_BYTES: Final = 64  # a counter has a cache line of its own
+COUNTERS_PER_LAYER: Final = 6
 
 
 def enter(kernels: Any, frame: Any) -> None:
@@ -98,20 +100,6 @@ def _leave(kernels: Any) -> Any:
 
 
 @kernel
-def _product(
-    kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
-    weights: int, columns: int, out: int, out_columns: int,
-) -> None:  # fmt: skip
-    scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
-    pair_bytes = depth * 32 * weight_bytes(kernels)
-    linear(
-        kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
-        weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
-    )  # fmt: skip
-    sync.barrier(frame[CONTROL], frame[SIZE])
-
-
-@kernel
 def _add_branch(frame: Any, norm: int, first: int, last: int) -> None:
     """Add the norm of this thread's rows of a branch to the residual."""
     hidden, epsilon = frame[HIDDEN], simd.load_float(frame[EPSILON])
@@ -136,7 +124,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     for row in range(first, last):
         normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
     sync.barrier(control, size)
-    _product(
+    product(
         kernels, frame, counter, rank, STORE, frame[NORMED], tokens, hidden,
         simd.load_int64(weights + LAYER_QKV * 8), frame[QKV_COLUMNS], frame[QKV], frame[QKV_COLUMNS],
     )  # fmt: skip
@@ -149,7 +137,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     if frame[NUM_PARTIALS]:
         combine(kernels, frame, rank, size, scratch)
         sync.barrier(control, size)
-    _product(
+    product(
         kernels, frame, counter + 2, rank, ending, frame[MIXED], tokens, frame[MIXED_COLUMNS],
         simd.load_int64(weights + LAYER_MIX * 8), hidden, branch, hidden,
     )  # fmt: skip
@@ -159,11 +147,14 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     for row in range(first, last):
         normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
     sync.barrier(control, size)
-    _product(
+    if simd.load_int64(weights + LAYER_ROUTER * 8):
+        mix_experts(kernels, frame, weights, counter + 3, rank, first, last)
+        return
+    product(
         kernels, frame, counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens, hidden,
         simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
     )  # fmt: skip
-    _product(
+    product(
         kernels, frame, counter + 4, rank, ending, frame[GATED], tokens, inner,
         simd.load_int64(weights + LAYER_DOWN * 8), hidden, branch, hidden,
     )  # fmt: skip
@@ -181,7 +172,7 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
         embed(kernels, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
     for layer in range(frame[NUM_LAYERS]):
         _layer(kernels, frame, rank, layer, first, last)
-    if frame[POST_NORMS]:
+    if frame[POST_NORMS] or frame[EXPERTS]:
         # Each thread has added to its own rows; now it reads others'.
         sync.barrier(frame[CONTROL], size)
     wanted = frame[NUM_LOGITS]
@@ -191,7 +182,7 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
         source = frame[RESIDUAL] + row * hidden * 4
         normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
     sync.barrier(frame[CONTROL], size)
-    _product(
+    product(
         kernels, frame, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED], wanted, hidden,
         frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
     )  # fmt: skip

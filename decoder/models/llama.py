@@ -40,8 +40,8 @@ _STORAGE: Final[dict[str, sets.Storage]] = {
 
 def refuse_unserved(config: ModelConfig) -> None:
     """Raise InvalidArgument naming the first setting that the step does not compute."""
-    if config.experts is not None:
-        raise refuse("experts", config.experts.count, "models without experts on a CPU")
+    if config.experts is not None and config.post_norms:
+        raise refuse("experts", config.experts.count, "experts in models without norms after each half of a layer")
 
 
 class CausalLM:
@@ -80,6 +80,7 @@ class CausalLM:
         frame[f.EMBEDDING] = self._weights.embedding.ctypes.data
         frame[f.HEAD] = self._weights.head.ctypes.data
         frame[f.FINAL_NORM] = self._weights.final_norm.ctypes.data
+        frame[f.EXPERT_UP_BYTES], frame[f.EXPERT_DOWN_BYTES] = self._weights.expert_bytes
         self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
         self._team: sync.Team | None = None
 

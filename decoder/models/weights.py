@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.kernels import frame as f
-from decoder.models.config import ModelConfig
+from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import Memory, interleave_blocks, pack, packed_elements, round_up, take_packed, to_bfloat16
 from decoder.models.rope import rotary_tables
 
@@ -33,6 +33,7 @@ class PackedWeights:
     embedding:  [vocabulary, padded hidden size], scaled, as float32 or as the bits of bfloat16
     head:       the packed output matrix
     final_norm: float32 [padded hidden size]
+    expert_bytes: bytes from one expert's projections to the next one's: gate and up, and down; 0 without experts
 
     `make_memory` gives memory of so many bytes. Where it is filled already, nothing is read.
     """
@@ -54,6 +55,7 @@ class PackedWeights:
             for rope in dict.fromkeys((config.rope, config.local_rope))
             if rope is not None
         }
+        self.expert_bytes = (0, 0)
         self.rows: NDArray[np.int64] = np.zeros((config.num_layers, f.LAYER_WORDS), np.int64)
         for layer in range(config.num_layers):
             self._set_layer(layer)
@@ -93,22 +95,36 @@ class PackedWeights:
         if config.qk_norms:
             row[f.LAYER_QUERY_NORM] = self._address(config.head_dim, f"{attention}q_norm.weight")
             row[f.LAYER_KEY_NORM] = self._address(config.head_dim, f"{attention}k_norm.weight")
-        row[f.LAYER_GATE_UP], row[f.LAYER_DOWN] = self._gated(f"{prefix}mlp.")
+        if config.experts is not None and config.layers[layer].experts:
+            router = f"{prefix}mlp.gate.weight"
+            row[f.LAYER_ROUTER] = self._pack(config.experts.count, hidden, lambda: read(router)).ctypes.data
+            row[f.LAYER_GATE_UP], row[f.LAYER_DOWN] = self._experts(f"{prefix}mlp.experts.", config.experts)
+        else:
+            inner = config.intermediate_size
+            row[f.LAYER_GATE_UP] = self._gate_up(f"{prefix}mlp.", inner).ctypes.data
+            row[f.LAYER_DOWN] = self._down(f"{prefix}mlp.", inner).ctypes.data
         cosines, sines = self._tables[config.layer_rope(layer)]
         row[f.LAYER_COSINES], row[f.LAYER_SINES] = cosines.ctypes.data, sines.ctypes.data
         row[f.LAYER_WINDOW] = min(config.layers[layer].window or f.NO_WINDOW, f.NO_WINDOW)
 
-    def _gated(self, prefix: str) -> tuple[int, int]:
-        """Addresses of the packed gate and up projections, alternating, and of the down projection."""
-        hidden, inner = self._config.hidden_size, self._config.intermediate_size
+    def _gate_up(self, prefix: str, inner: int) -> NDArray[Any]:
+        """The packed gate and up projections, in alternating blocks."""
 
         def alternating() -> FloatArray:
             gate, up = (_padded_rows(self._read(f"{prefix}{name}_proj.weight")) for name in ("gate", "up"))
             return interleave_blocks(gate, up)
 
-        gate_up = self._pack(2 * round_up(inner, 32), hidden, alternating)
-        down = self._pack(hidden, inner, lambda: self._read(f"{prefix}down_proj.weight"))
-        return gate_up.ctypes.data, down.ctypes.data
+        return self._pack(2 * round_up(inner, 32), self._config.hidden_size, alternating)
+
+    def _down(self, prefix: str, inner: int) -> NDArray[Any]:
+        return self._pack(self._config.hidden_size, inner, lambda: self._read(f"{prefix}down_proj.weight"))
+
+    def _experts(self, prefix: str, experts: ExpertsConfig) -> tuple[int, int]:
+        """Addresses of the first expert's packed projections; the others' follow without a gap."""
+        up = [self._gate_up(f"{prefix}{index}.", experts.inner) for index in range(experts.count)]
+        down = [self._down(f"{prefix}{index}.", experts.inner) for index in range(experts.count)]
+        self.expert_bytes = up[0].nbytes, down[0].nbytes
+        return up[0].ctypes.data, down[0].ctypes.data
 
     def _pack(self, outputs: int, inputs: int, make: Make) -> NDArray[Any]:
         if self._memory.filled:
@@ -153,8 +169,18 @@ def _num_bytes(config: ModelConfig, bfloat16: bool) -> int:
     hidden, inner, element = config.hidden_size, config.intermediate_size, 2 if bfloat16 else 4
     attention = config.query_size + 2 * config.kv_size
     matrices = packed_elements(attention, hidden) + packed_elements(hidden, config.query_size)
-    matrices += packed_elements(2 * round_up(inner, 32), hidden) + packed_elements(hidden, inner)
     vectors = 4 * round_up(hidden, 32) + round_up(attention, 32) + 2 * round_up(config.head_dim, 32)
-    per_layer = matrices * element + vectors * 4 + 16 * _ALIGNMENT
+    total = (matrices * element + vectors * 4 + 16 * _ALIGNMENT) * config.num_layers
+    for layer in config.layers:
+        if config.experts is not None and layer.experts:
+            experts = config.experts
+            routed = packed_elements(experts.count, hidden) + experts.count * _gated_elements(experts.inner, hidden)
+            total += routed * element
+        else:
+            total += _gated_elements(inner, hidden) * element
     vocabulary = packed_elements(config.vocab_size, hidden) + config.vocab_size * round_up(hidden, 32)
-    return per_layer * config.num_layers + vocabulary * element + round_up(hidden, 32) * 4 + 4 * _ALIGNMENT
+    return total + vocabulary * element + round_up(hidden, 32) * 4 + 4 * _ALIGNMENT
+
+
+def _gated_elements(inner: int, hidden: int) -> int:
+    return packed_elements(2 * round_up(inner, 32), hidden) + packed_elements(hidden, inner)

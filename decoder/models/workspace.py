@@ -15,7 +15,7 @@ from common.layout import KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
-from decoder.models.config import ModelConfig
+from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
 
 _ALIGN = 64
@@ -60,9 +60,14 @@ class Workspace:
         ):  # fmt: skip
             frame[index] = value
         self._set_constants()
+        if config.experts is not None:
+            experts = config.experts
+            frame[f.EXPERTS], frame[f.EXPERTS_USED] = experts.count, experts.per_token
+            frame[f.EXPERT_INNER], frame[f.EXPERT_NORMALIZE] = round_up(experts.inner, 32), experts.normalize
+            frame[f.ROUTER_COLUMNS] = round_up(experts.count, 32)
         self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = self._tile_config.ctypes.data
-        self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * step.COUNTER_BYTES)
+        self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * f.COUNTER_BYTES)
         frame[f.COUNTERS] = self._counters.ctypes.data
         self._set_scratch(threads, layout)
 
@@ -116,6 +121,19 @@ class Workspace:
         self._buffers[index] = aligned(num_bytes)
         self._frame[index] = self._buffers[index].ctypes.data
 
+    def _hold_experts(self, rows: int, experts: ExpertsConfig) -> None:
+        """Room for the choices of `rows` rows; every expert may leave most of one block of slots empty."""
+        choices, hidden = rows * experts.per_token, int(self._frame[f.HIDDEN])
+        slots = round_up(choices + experts.count * (f.ROW_BLOCK - 1), f.ROW_BLOCK)
+        for index, num_bytes in (
+            (f.ROUTED, rows * int(self._frame[f.ROUTER_COLUMNS]) * 4), (f.CHOICES, choices * 4),
+            (f.CHOICE_WEIGHTS, choices * 4), (f.CHOICE_SLOTS, choices * 4), (f.EXPERT_STARTS, experts.count * 8),
+            (f.EXPERT_ROWS, experts.count * 8), (f.EXPERT_INPUTS, slots * hidden * self._input),
+            (f.EXPERT_GATED, slots * int(self._frame[f.EXPERT_INNER]) * self._input),
+            (f.EXPERT_OUTPUTS, slots * hidden * 4),
+        ):  # fmt: skip
+            self._hold(index, num_bytes)
+
     def _grow(self, tokens: int, logits: int, partials: int) -> None:
         frame, config = self._frame, self._config
         if tokens > self._tokens:
@@ -129,6 +147,8 @@ class Workspace:
             self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
             self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
             self._hold(f.GATED, rows * int(frame[f.INNER]) * self._input)
+            if config.experts is not None:
+                self._hold_experts(rows, config.experts)
             # Tiles of 32 lanes may start at any lane and read past the last one.
             frame[f.QUERY_PLANE_BYTES] = (rows * config.group_size + 32) * config.head_dim * 4
             self._hold(f.QUERIES, config.num_kv_heads * int(frame[f.QUERY_PLANE_BYTES]))

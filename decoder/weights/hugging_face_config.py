@@ -52,12 +52,12 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mistral": {**_PLAIN, "max_position_embeddings": 131072, "sliding_window": 4096},
     "mixtral": {
         **_PLAIN, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 1e6,
-        "num_experts_per_tok": 2, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
     "qwen3_moe": {
-        **_QWEN, "num_experts_per_tok": 8, "num_experts": 128, "moe_intermediate_size": 768, "norm_topk_prob": False,
+        **_QWEN, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
         "decoder_sparse_step": 1, "mlp_only_layers": None,
     },
     "gemma": _GEMMA,
@@ -175,24 +175,26 @@ def _layers(family: str, values: Mapping[str, Any], count: int) -> tuple[LayerCo
 def _sparse_layers(family: str, values: Mapping[str, Any], count: int) -> list[bool]:
     if family == "mixtral":
         return [True] * count
-    if family != "qwen3_moe" or not int(values["num_experts"]):
+    if family != "qwen3_moe" or not _expert_count(values, 128):
         return [False] * count
     dense, step = values["mlp_only_layers"] or (), int(values["decoder_sparse_step"])
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
 
 
+def _expert_count(values: Mapping[str, Any], default: int) -> int:
+    # Older files and newer ones name it differently.
+    return int(values.get("num_experts", values.get("num_local_experts", default)) or 0)
+
+
 def _experts(family: str, values: Mapping[str, Any]) -> ExpertsConfig | None:
     if family == "mixtral":
-        inner, count = values["intermediate_size"], values.get("num_experts") or values["num_local_experts"]
-        return ExpertsConfig(int(count), int(values["num_experts_per_tok"]), int(inner))
-    if family != "qwen3_moe" or not int(values["num_experts"]):
+        count, inner, normalize = _expert_count(values, 8), values["intermediate_size"], True
+    elif family == "qwen3_moe" and _expert_count(values, 128):
+        count, inner = _expert_count(values, 128), values["moe_intermediate_size"]
+        normalize = bool(values["norm_topk_prob"])
+    else:
         return None
-    return ExpertsConfig(
-        int(values["num_experts"]),
-        int(values["num_experts_per_tok"]),
-        int(values["moe_intermediate_size"]),
-        bool(values["norm_topk_prob"]),
-    )
+    return ExpertsConfig(count, int(values["num_experts_per_tok"]), int(inner), normalize)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -6,19 +6,23 @@ Names of tensors come from the table of the `gguf` package, so that ours is not 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from decoder.weights import load_model
 from decoder.weights.source import open_source
 from tests.decoder.model_rig import run_prompt
 from tests.decoder.test_models_families import PROMPT, relative_error
 from tests.tiny_families import FAMILIES, make_family
+
+Array = NDArray[np.float32]
 
 # Family of `tests/tiny_families.py`: the architecture of its GGUF file, and what its metadata say besides sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,6 +35,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                           "final_logit_softcapping": 3.0, "attention.scale": 24**-0.5}),
     "gemma3": ("gemma3", {"attention.sliding_window": 40, "attention.sliding_window_pattern": 2,
                           "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "attention.scale": 24**-0.5}),
+    "mixtral": ("llama", {"expert_count": 6, "expert_used_count": 2, "attention.sliding_window": 40}),
+    "qwen3-moe": ("qwen3moe", {"expert_count": 40, "expert_used_count": 4, "expert_feed_forward_length": 48}),
     "phi3-long": ("phi3", {"attention.sliding_window": 300, "rope.scaling.original_context_length": 256}),
 }  # fmt: skip
 
@@ -59,7 +65,7 @@ def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[st
         else:
             writer.add_uint32(name, value)
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], parsed.num_layers)
-    for name, array in load_file(directory / "model.safetensors").items():
+    for name, array in stack_experts(load_file(directory / "model.safetensors")).items():
         short = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert short is not None, name
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -73,6 +79,20 @@ def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[st
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stack_experts(tensors: dict[str, Array]) -> dict[str, Array]:
+    """The tensors with those of a layer's experts as one tensor of three dimensions."""
+    stacked: dict[str, list[tuple[int, Array]]] = {}
+    plain = {}
+    for name, array in tensors.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        if expert is None:
+            plain[name] = array
+        else:
+            stacked.setdefault(expert[1] + expert[3], []).append((int(expert[2]), array))
+    return plain | {name: np.stack([array for _, array in sorted(found, key=lambda item: item[0])])
+                    for name, found in stacked.items()}  # fmt: skip
 
 
 def _add_divisors(writer: Any, config: dict[str, Any], parsed: Any) -> None:
@@ -96,10 +116,14 @@ def _add_divisors(writer: Any, config: dict[str, Any], parsed: Any) -> None:
         writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
+# What the format cannot say: dense layers among those with experts, probabilities that do not sum to one.
+CHANGES: dict[str, dict[str, Any]] = {"qwen3-moe": {"mlp_only_layers": [], "norm_topk_prob": True}}
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_gguf_equals_directory(tmp_path: Path, name: str) -> None:
     """The same model from both formats gives the same logits, so names, metadata and conventions are understood."""
-    make_family(tmp_path / "hf", name)
+    make_family(tmp_path / "hf", name, **CHANGES.get(name, {}))
     architecture, extra = CASES[name]
     _write_gguf(tmp_path / "hf", tmp_path / "model.gguf", architecture, extra)
     directory = load_model(tmp_path / "hf", "float32", 16)
@@ -113,3 +137,15 @@ def test_every_family_has_a_case() -> None:
     """A family that is served from directories is served from GGUF too, or is named here."""
     from_directories_alone = {"mistral", "llama-odd-sizes", "phi3-short"}  # Llama and Phi-3 in this format
     assert set(FAMILIES) == set(CASES) | from_directories_alone
+
+
+def test_stacked_experts_equal_single_ones(tmp_path: Path) -> None:
+    """A directory with one tensor for all experts of a layer, gate and up together, gives the same bits."""
+    make_family(tmp_path, "qwen3-moe")
+    single = run_prompt(load_model(tmp_path, "float32", 16), PROMPT[:60])
+    tensors = stack_experts(load_file(tmp_path / "model.safetensors"))
+    for name in [name for name in tensors if name.endswith("experts.gate_proj.weight")]:
+        both = [tensors.pop(name), tensors.pop(name.replace("gate_proj", "up_proj"))]
+        tensors[name.replace("gate_proj.weight", "gate_up_proj")] = np.concatenate(both, axis=1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert np.array_equal(run_prompt(load_model(tmp_path, "float32", 16), PROMPT[:60]), single)
