@@ -52,7 +52,7 @@ def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16)
         return DecodeConfig(32, 4, 2, 1)
     if rows > 32 and capability < 90:
         return DecodeConfig(32, 8, 2, 1)
-    if rows > 32:
+    if rows > (16 if capability >= 100 else 32):
         return DecodeConfig(64, 8, 2, 1)
     return DecodeConfig(64, 4, 3 if capability >= 80 else 2, 2)
 
