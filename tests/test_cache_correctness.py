@@ -1,0 +1,367 @@
+"""Whatever is cached, cut, copied, shared or evicted, an answer is the one that no cache would give.
+
+The sections: cached and no-cache logits; positions around block boundaries; truncation, sliding window and rope
+scaling; beam and speculative copy-on-write; prefix reuse across tenants; eviction never returns stale blocks. Each
+runs tiny models of real families in the real engine over the real cache manager, and whatever is freed is filled with
+NaN at once. "Equal" is equal tokens and equal log-probabilities to the last bit; what no cache would give comes from
+the same model alone without cache, and from `transformers` without cache within 1e-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.cache_api import Acquire, Acquired, Event
+from decoder.sequence import BeamParams, SpeculationMode, SpeculationParams
+from decoder.weights import load_model
+from tests.decoder.model_rig import poisoned_arena
+from tests.decoder.rig import Node, request
+from tests.decoder.test_engine_speculation import Teller, indexed
+from tests.tiny_families import FAMILIES, VOCABULARY, make_family
+
+pytest.importorskip("transformers")
+
+B = 16
+NEW = 12
+Families = Callable[..., "Family"]
+Told = tuple[tuple[list[int], list[Any]], ...]  # tokens and log-probabilities of each sample
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny model here and in `transformers`."""
+
+    reference: Any
+    model: Any
+
+    def node(self, num_blocks: int = 96, **options: Any) -> Served:
+        """A node of its own, in whose arena everything that is free is NaN."""
+        arena = poisoned_arena(self.model, num_blocks)
+        return Served(num_blocks, model=self.model, arena=arena, **{"chunk_tokens": 40, **options})
+
+    def alone(self, prompt: Sequence[int], **options: Any) -> Told:
+        """What a fresh node says that neither reads nor stores, in one chunk."""
+        return self.node(chunk_tokens=512).ask(prompt, no_read=True, no_store=True, **options)[1]
+
+    def assert_no_cache_says(self, prompt: Sequence[int], told: Told) -> None:
+        """`transformers`, which computes all of the text at once, has the same likeliest values at every position."""
+        tokens, found = told[0]
+        with torch.no_grad():
+            ids = torch.tensor([[*prompt, *tokens[:-1]]])
+            logits = self.reference(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        want = torch.log_softmax(logits.double(), -1).numpy()
+        for row, token, value in zip(want, tokens, found, strict=True):
+            assert value.chosen == pytest.approx(row[token], abs=1e-3, rel=1e-3)
+            assert [logprob for _, logprob in value.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-3, rel=1e-3)
+
+
+class Served(Node):
+    """A node that is asked one request after the other."""
+
+    number = 0
+
+    def ask(self, prompt: Sequence[int], *, samples: int = 1, new: int = NEW, **options: Any) -> tuple[int, Told]:
+        """Cached tokens and what was told; (-1, ()) where the request failed."""
+        self.number += 1
+        self.submit(request(self.number, prompt, max_tokens=new, num_samples=samples, **{"num_logprobs": 3, **options}))
+        self.finish(self.number)
+        self.assert_quiet()
+        if self.number in self.sink.failed:
+            return -1, ()
+        keys = [(self.number, sample) for sample in range(samples)]
+        told = tuple((self.sink.tokens[key], self.sink.logprobs[key]) for key in keys)
+        return self.sink.cached[self.number], told
+
+    def spoil(self, change: Callable[[Acquired], Acquired]) -> None:
+        """From now on the engine is told something else than what the cache manager answered."""
+        acquire = self.client._acquire
+
+        def spoiled(command: Acquire) -> Event:
+            event = acquire(command)
+            return change(event) if isinstance(event, Acquired) else event
+
+        self.client._acquire = spoiled  # type: ignore[method-assign]
+
+    def published(self) -> dict[int, bytes]:
+        """The bytes of every whole block that the index lists."""
+        found = {}
+        for tokens, blocks in indexed(self):
+            whole = len(blocks) - bool(len(tokens) % B)
+            found |= {block: self.arena[block].tobytes() for block in blocks[:whole]}
+        return found
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """Families by name and changed settings, each made once."""
+    made: dict[str, Family] = {}
+
+    def family(name: str, *, max_context: int = 0, **changes: Any) -> Family:
+        key = repr((name, max_context, changes))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(name)
+            reference = make_family(folder, name, **changes)
+            made[key] = Family(reference, load_model(folder, "float32", B, max_context=max_context))
+        return made[key]
+
+    return family
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Random ids."""
+    return np.random.default_rng([seed, 17]).integers(3, VOCABULARY, length).tolist()
+
+
+# ---- cached and no-cache logits
+
+
+@pytest.mark.parametrize(("name", "length"), [("llama3", 150), ("mistral", 90), ("gemma3", 90), ("phi3-long", 300)])
+def test_cached_and_no_cache_logits(families: Families, name: str, length: int) -> None:
+    """Cold, on a hit, on one that ends inside a block, and where a conversation goes on: the values without a cache."""
+    family, prompt = families(name), text(length)
+    node, want = family.node(), family.alone(prompt)
+    family.assert_no_cache_says(prompt, want)
+    for cached in (0, length - 1, length - 1):
+        assert node.ask(prompt) == (cached, want)
+    branch = [*prompt[:61], *text(30, seed=1)]
+    longer = [*prompt, *want[0][0], *text(9, seed=2)]
+    for other, cached in ((branch, 61), (longer, length + NEW - 1)):
+        assert node.ask(other) == (cached, family.alone(other))
+    assert node.ask(prompt) == (length - 1, want)
+    if name != "phi3-long":  # where the whole of a shorter text is computed with the factors for longer ones
+        family.assert_no_cache_says(branch, family.alone(branch))
+
+
+def test_cached_and_no_cache_logits_together(families: Families) -> None:
+    """Cold, cached and partly cached prompts in one batch, and one that stores nothing: each as alone."""
+    family, shared = families("gemma3"), text(45)
+    prompts = [[*shared, *text(3 + 11 * n, seed=n)] for n in range(6)]
+    node = family.node(max_batch=8)
+    node.ask(prompts[0])
+    for number, prompt in enumerate(prompts):
+        node.submit(request(100 + number, prompt, max_tokens=NEW, num_logprobs=3, no_store=number == 3))
+    node.finish(*range(100, 106))
+    for number, prompt in enumerate(prompts):
+        key = (100 + number, 0)
+        assert ((node.sink.tokens[key], node.sink.logprobs[key]),) == family.alone(prompt), number
+        assert node.sink.cached[key[0]] == (len(prompt) - 1 if number == 0 else 45)
+    node.assert_quiet()
+
+
+# ---- positions around block boundaries
+
+
+def test_positions_around_block_boundaries(families: Families) -> None:
+    """Prompts that end one token before, at and after a boundary, with answers that cross the next one; then others
+    that share exactly so much with them."""
+    family = families("llama3")
+    for length in (1, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1):
+        node, prompt = family.node(), text(length, seed=length)
+        want = family.alone(prompt, new=B + 2)
+        family.assert_no_cache_says(prompt, want)
+        for cached in (0, length - 1, length - 1):
+            assert node.ask(prompt, new=B + 2) == (cached, want), length
+        other = [*prompt, *((token + 1) % VOCABULARY for token in want[0][0][:1]), *text(4, seed=99)]
+        assert node.ask(other) == (length, family.alone(other)), length
+
+
+@pytest.mark.parametrize("length", [B, 2 * B + 5])
+def test_positions_off_by_one_would_be_seen(families: Families, length: int) -> None:
+    """The control: a hit that is told one token longer than it is gives another answer, or none."""
+    family, prompt = families("llama3"), text(length)
+    longer, node = [*prompt, *text(20, seed=3)], family.node()
+    want = family.alone(longer)
+    node.ask(prompt, new=1)
+    node.spoil(lambda event: replace(event, cached_tokens=event.cached_tokens + 1))
+    assert node.ask(longer)[1] != want
+
+
+# ---- truncation, sliding window, rope scaling
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_truncation_reuses_only_what_stands_at_the_same_place(families: Families, name: str) -> None:
+    """A prompt cut at its end is a hit to its last token but one; cut at its beginning, by a block or less, no hit at
+    all, although most of its blocks hold the same tokens."""
+    family, prompt = families(name), text(6 * B)
+    node = family.node()
+    node.ask(prompt)
+    for cut in (1, B - 1, B, 2 * B + 3):
+        shorter = prompt[:-cut]
+        assert node.ask(shorter) == (len(shorter) - 1, family.alone(shorter)), cut
+    for cut in (1, B, 2 * B):
+        later = prompt[cut:]
+        assert node.ask(later) == (0, family.alone(later)), cut
+    assert node.ask(prompt) == (len(prompt) - 1, family.alone(prompt))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_sliding_window_row_39(families: Families, name: str) -> None:
+    """A window of three blocks, in every layer or in some: a prompt of eight blocks four times, one that leaves it in
+    its last block, and answers longer than a window: all as without a cache."""
+    family, prompt = families(name, sliding_window=3 * B), text(8 * B)
+    want, new = family.alone(prompt, new=3 * B + 5), 3 * B + 5
+    family.assert_no_cache_says(prompt, want)
+    node = family.node()
+    for cached in (0, 8 * B - 1, 8 * B - 1, 8 * B - 1):
+        assert node.ask(prompt, new=new) == (cached, want)
+    leaving = [*prompt[: 7 * B + 6], *text(10, seed=5)]
+    assert node.ask(leaving, new=new) == (7 * B + 6, family.alone(leaving, new=new))
+    assert node.ask(prompt, new=new) == (8 * B - 1, want)
+    assert families(name, sliding_window=400).alone(prompt, new=new) != want, "control: the window matters here"
+
+
+ROPES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "linear": ("llama3", {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 0),
+    "dynamic": ("llama3", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}, 256),
+    "llama3": ("llama3", {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}, 0),
+    "yarn": ("llama3", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                        "original_max_position_embeddings": 64}, 0),
+    "longrope": ("phi3-long", FAMILIES["phi3-long"].values["rope_parameters"], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(ROPES))
+def test_rope_scaling_across_the_original_context(families: Families, kind: str) -> None:
+    """A prompt below the original context of 64, then a hit on it that goes beyond, computed in chunks: the keys that
+    were stored before are those that the longer prompt would have stored."""
+    name, rope, context = ROPES[kind]
+    changes: dict[str, Any] = {"rope_parameters": dict(rope), "max_position_embeddings": 64 if context else 256}
+    if kind == "longrope":
+        changes["original_max_position_embeddings"] = 64
+    family, prompt = families(name, max_context=context, **changes), text(90)
+    node, want = family.node(), family.alone(prompt, new=30)
+    for part, cached in ((prompt[:50], 0), (prompt[:64], 50), (prompt[:65], 64)):
+        assert node.ask(part, new=1) == (cached, family.alone(part, new=1))
+    assert node.ask(prompt, new=30) == (65, want)
+    assert node.ask(prompt, new=30) == (89, want)
+    if kind != "dynamic":  # there the base follows from the configured context, and not from each text's length
+        family.assert_no_cache_says(prompt, want)
+    plain = families(name, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, max_position_embeddings=256)
+    assert plain.alone(prompt, new=30) != want, "control: the scaling matters here"
+
+
+# ---- beam and speculative copy-on-write
+
+
+def test_beam_copy_on_write(families: Families) -> None:
+    """Four beams from a cached prompt that ends inside a block: as without a cache; blocks are copied where beams part,
+    no published one changes, and the prompt's own answer stays what it was."""
+    family, prompt = families("gemma3"), text(2 * B + 3)
+    node, plain = family.node(), family.alone(prompt)
+    want = family.alone(prompt, samples=4, beam=BeamParams(4, 1.0))
+    assert len({tuple(tokens) for tokens, _ in want}) == 4
+    assert node.ask(prompt) == (0, plain)
+    before, copies = node.published(), node.manager.snapshot().cow_copies
+    for _ in range(2):
+        assert node.ask(prompt, samples=4, beam=BeamParams(4, 1.0)) == (len(prompt) - 1, want)
+    assert node.manager.snapshot().cow_copies - copies >= 6
+    after = node.published()
+    assert len(before) >= 2 and before.items() <= after.items()
+    assert node.ask(prompt) == (len(prompt) - 1, plain)
+
+
+def test_beam_copies_that_are_left_out_would_be_seen(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where blocks are not copied, beams read what was never written."""
+    family, prompt = families("gemma3"), text(2 * B + 3)
+    want = family.alone(prompt, samples=4, beam=BeamParams(4, 1.0))
+    node = family.node()
+    node.ask(prompt)
+    monkeypatch.setattr(family.model, "copy_blocks", lambda *arguments: None)
+    assert node.ask(prompt, samples=4, beam=BeamParams(4, 1.0))[1] != want
+
+
+def test_speculative_copy_on_write(families: Families) -> None:
+    """Guesses, half of them wrong, behind a cached prompt that ends inside a block: the answers without guesses, no
+    wrong guess in the index, no published block changed, and what a later prompt hits is right."""
+    family, prompt = families("mistral"), text(3 * B + 5)
+    speculation = SpeculationParams(SpeculationMode.PROMPT_LOOKUP, 6)
+    node, plain = family.node(), family.alone(prompt, new=40)
+    sampled = {"samples": 3, "temperature": 0.9, "seed": 4}
+    many = family.alone(prompt, new=40, **sampled)
+    assert node.ask(prompt, new=1) == (0, tuple((tokens[:1], values[:1]) for tokens, values in plain))
+    before = node.published()
+    for want, options in ((plain, {}), (many, sampled)):
+        teller = Teller({node.number + 1: {s: tokens for s, (tokens, _) in enumerate(want)}}, 0.5)
+        node.engine._loop._speculator._drafters[SpeculationMode.PROMPT_LOOKUP] = teller
+        assert node.ask(prompt, new=40, speculation=speculation, **options) == (len(prompt) - 1, want)
+        drafted, accepted = node.sink.drafts[node.number]
+        assert 0 < accepted < drafted
+    said = [[*prompt, *tokens] for tokens, _ in (*plain, *many)]
+    listed = [tokens for tokens, _ in indexed(node)]
+    assert listed and all(any(tokens == whole[: len(tokens)] for whole in said) for tokens in listed)
+    assert before and before.items() <= node.published().items()
+    longer = [*said[0], *text(5, seed=6)]
+    assert node.ask(longer) == (len(said[0]) - 1, family.alone(longer))
+
+
+# ---- prefix reuse across tenants
+
+
+def test_prefix_reuse_across_tenants(families: Families) -> None:
+    """Two tenants' sessions on one pool: neither reads what the other computed, each hits what it computed itself;
+    another session of the first tenant, the control, hits what the first one computed."""
+    family, prompt = families("gemma3"), text(5 * B + 3)
+    first, want = family.node(root=b"a" * 32), family.alone(prompt)
+
+    def another(tenant: str, root: bytes) -> Served:
+        return Served(model=family.model, manager=first.manager, arena=first.arena, tenant=tenant, root=root)
+
+    other, same = another("blau", b"b" * 32), another("acme", b"a" * 32)
+    assert first.ask(prompt) == (0, want)
+    assert other.ask(prompt) == (0, want)
+    for node in (first, other, same):
+        assert node.ask(prompt) == (len(prompt) - 1, want)
+    branch = [*prompt[: 2 * B + 1], *text(20, seed=8)]
+    assert other.ask(branch) == (2 * B + 1, family.alone(branch))
+    assert first.ask(branch) == (2 * B + 1, family.alone(branch))
+    first.manager.evict(num_blocks=96)
+    assert [node.ask(prompt)[0] for node in (other, same)] == [0, 0]
+
+
+# ---- eviction never returns stale blocks
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_eviction_never_returns_stale_blocks(families: Families, name: str) -> None:
+    """A pool for three of nine prompts, which share beginnings, asked in any order: some are hit, in whole or in part,
+    and others have lost their blocks; each answer is the one without a cache."""
+    family, chance = families(name), np.random.default_rng(11)
+    trunks = [text(2 * B + 5, seed=20 + n) for n in range(3)]
+    prompts = [[*trunks[n % 3], *text(3 + 7 * n, seed=30 + n)] for n in range(9)]
+    want = [family.alone(prompt) for prompt in prompts]
+    node, cached = family.node(14), []
+    for _ in range(45):
+        chosen = int(chance.zipf(1.4)) % 9
+        hit, told = node.ask(prompts[chosen])
+        assert told == want[chosen], chosen
+        cached.append(len(prompts[chosen]) - 1 - hit)
+    snapshot = node.manager.snapshot()
+    assert snapshot.evictions > 20
+    assert min(cached) == 0 and len(set(cached)) > 6, "control: whole hits, partial ones and misses"
+
+
+def test_stale_blocks_would_be_seen(families: Families) -> None:
+    """The control: a node that is handed the blocks which a prompt had before they were evicted does not answer as it
+    should; and what is free is NaN, so that nobody could."""
+    family, prompt = families("llama3"), text(4 * B)
+    node, want, held = family.node(14), family.alone(prompt), []
+
+    def stale(event: Acquired) -> Acquired:
+        held.append(event.blocks.copy())
+        if len(held) == 1:
+            return event
+        return replace(event, blocks=np.concatenate([held[0][:3], event.blocks[3:]]), cached_tokens=3 * B)
+
+    node.spoil(stale)
+    assert node.ask(prompt) == (0, want)
+    node.manager.evict(num_blocks=14)
+    assert (node.arena.view(np.uint8)[held[0]] == 0xFF).all()
+    assert node.ask(prompt)[1] != want
