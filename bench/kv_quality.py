@@ -21,6 +21,7 @@ from bench.sample_text import read_text
 from bench.setting import BLOCK_TOKENS, make_parser, positive, read_setting, start_report
 from bench.table import Cell
 from cli.errors import EXIT_USAGE, CommandError
+from common.errors import InvalidArgument, Unimplemented
 from common.layout import KV_DTYPES
 from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
@@ -120,7 +121,10 @@ def measure(
 
 def read_windows(model: Path, text: Path | None, count: int, size: int) -> tuple[list[IntArray], str]:
     """Windows of the text in the model's tokens, and where the text is from. Raises CommandError on too little text."""
-    tokenizer = load_tokenizer(model)
+    try:
+        tokenizer = load_tokenizer(model)
+    except (InvalidArgument, Unimplemented) as error:
+        raise CommandError(f"--model: {error.message}", EXIT_USAGE) from None
     content, source = read_text(text, count * size * 8)
     first = tokenizer.encode("a", add_special_tokens=True)
     bare = tokenizer.encode("a", add_special_tokens=False)

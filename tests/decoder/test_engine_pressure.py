@@ -34,6 +34,27 @@ def test_preempted_sequences_resume_with_the_same_tokens() -> None:
     node.assert_quiet()
 
 
+def test_penalties_count_the_same_after_a_preemption() -> None:
+    """Row 34: what was generated before a sequence lost its blocks is penalised after it as if it had kept them; and
+    so is what a full hit did not compute."""
+    penalties = {"frequency_penalty": 1.05, "repetition_penalty": 1.3, "max_tokens": 40}
+    items = [request(number, prompt_of(2 * BLOCK_TOKENS, seed=number), **penalties) for number in range(6)]
+    node = Node(num_blocks=24)
+    for item in items:
+        node.submit(item)
+    node.finish(*range(6))
+    for item in items:
+        assert node.sink.tokens[item.number, 0] == solo(item)[0]
+        plain = greedy_oracle(item.prompt.tolist(), 40)
+        assert node.sink.tokens[item.number, 0] != plain, "control: the penalties matter"
+    assert node.manager.snapshot().preemptions > 0
+    node.submit(request(9, prompt_of(2 * BLOCK_TOKENS, seed=5), **penalties))
+    node.finish(9)
+    assert node.sink.tokens[9, 0] == solo(items[5])[0]
+    assert node.sink.cached[9] == 2 * BLOCK_TOKENS - 1
+    node.assert_quiet()
+
+
 def test_preempted_requests_that_store_nothing_resume_too() -> None:
     """Without a cache to resume from the whole sequence is computed again, with the same tokens."""
     node = Node(num_blocks=16)

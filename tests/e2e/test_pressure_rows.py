@@ -166,12 +166,14 @@ def test_row_20_one_stream_that_outgrows_the_pool_harms_no_other(node: Node, sol
 def test_row_21_a_preempted_stream_loses_and_repeats_nothing(
     node: Node, solo: Solo, tiny_model: Path, seed: int, rounds: int
 ) -> None:
-    """Six streams that cannot all stay: preemptions happen, and each reply, count and token is as alone."""
+    """Six streams that cannot all stay, three of them with penalties (row 34): preemptions happen, and each reply,
+    count and token is as alone."""
     preempted = 0
     for number in range(rounds):
         prompts = Prompts(tiny_model, seed + number)
         before = node.fresh()
-        requests = [make_request(prompts.tokens(4 * B), new=100) for _ in range(6)]
+        penalised = {"frequency_penalty": 1.05, "repetition_penalty": 1.1}
+        requests = [make_request(prompts.tokens(4 * B), new=100, **(penalised if n % 2 else {})) for n in range(6)]
         results = node.together(requests)
         for request, result in zip(requests, results, strict=True):
             solo.check(request, result)
