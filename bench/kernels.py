@@ -91,9 +91,10 @@ def prefill_batch(tokens: NDArray[np.int32], start: int, table: NDArray[np.int32
     )
 
 
-def decode_batch(size: int, context: int, width: int) -> StepBatch:
-    """`size` sequences that each add the last token of a context of `context` tokens, on blocks of their own."""
+def decode_batch(size: int, context: int, width: int, shared: int = 0) -> StepBatch:
+    """`size` sequences that each add the last token of a context of `context` tokens, of which they share the first."""
     tables = np.arange(1, size * width + 1, dtype=np.int32).reshape(size, width)
+    tables[:, : shared // BLOCK_TOKENS] = tables[0, : shared // BLOCK_TOKENS]
     rows = np.arange(size, dtype=np.int32)
     return StepBatch(
         np.full(size, 7, np.int32),
@@ -139,6 +140,26 @@ def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], ba
                 f"{processor * 1e3:8.2f} ms CPU, "
                 f"{limit / seconds * 100:4.0f} % of the bandwidth limit, {size / seconds:7.1f} tok/s"
             )
+    measure_sharing(model, arena)
+
+
+def measure_sharing(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16]) -> None:
+    """Print decode steps whose sequences share none, half and all but the last tokens of their contexts, in turns."""
+    context = 1024 + BLOCK_TOKENS
+    width = context // BLOCK_TOKENS
+    cases = [(1, 0), *((size, shared) for size in (4, 32) for shared in (0, 512, 1024))]
+    times: dict[tuple[int, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    for _ in range(7):
+        for size, shared in cases:
+            batch = decode_batch(size, context, width, shared)
+            times[size, shared].append(median_times(functools.partial(model.forward, batch, arena), 1))
+    for (size, shared), pairs in times.items():
+        seconds, processor = (statistics.median(column) for column in zip(*pairs, strict=True))
+        alone = statistics.median(processor for _, processor in times[1, 0])
+        print(
+            f"  decode batch {size:3d}, context {context:5d}, {shared:5d} shared: {seconds * 1e3:8.2f} ms wall, "
+            f"{processor * 1e3:8.2f} ms CPU, {processor / alone:5.2f} times the CPU of batch 1"
+        )
 
 
 def main() -> None:
@@ -157,7 +178,7 @@ def main() -> None:
         start = time.perf_counter()
         model = load_model(arguments.model, arguments.dtype, BLOCK_TOKENS, arguments.kv_dtype, threads)
         loaded = time.perf_counter()
-        arena = private_arena(model.layout, 32 * 64)
+        arena = private_arena(model.layout, 32 * 65)
         model.warm_up(arena)
         print(f"  load {loaded - start:.1f} s, warm-up {time.perf_counter() - loaded:.1f} s")
         measure(model, arena, copy, rate)

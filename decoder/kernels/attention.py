@@ -4,8 +4,9 @@ One arithmetic for both: keys are taken in spans that start at absolute multiple
 sum, weighted values) per query lane, and spans are merged in order (online softmax, Milakov and Gimelshein 2018;
 split keys as in Flash-Decoding 2023). So a chunked prefill, a one-shot prefill and a decode agree bit for bit.
 A lane is one (token, query head of the group). Sixteen lanes are one vector: scores are [key, lane], states
-[head_dim, lane], so that a softmax needs no sum across a vector and keys need no transposing. Slots past a
-sequence's end are never used in a sum.
+[head_dim, lane], so that a softmax needs no sum across a vector and keys need no transposing. A lane's sums do not
+depend on its place, so decodes whose tables share a span's blocks read it once, lanes of all of them in the tiles of
+one task (`decoder/models/attention_plan.py` finds them). Slots past a sequence's end are never used in a sum.
 """
 
 # Types inside kernels are inferred by numba.
@@ -46,7 +47,6 @@ from decoder.kernels.frame import (
     BLOCK_TOKENS,
     CAP_SIZE_OFFSET,
     CONTEXT_LENS,
-    DECODE_SLOTS,
     HEAD_BYTES,
     HEAD_DIM,
     HEADS,
@@ -56,11 +56,18 @@ from decoder.kernels.frame import (
     LAYER_WINDOW,
     LAYER_WORDS,
     LAYERS,
+    MEMBERS,
     MIXED,
     MIXED_COLUMNS,
     NUM_DECODES,
+    NUM_PARTIALS,
     NUM_TASKS,
+    PART_LANE,
+    PART_SLOT,
+    PART_STARTS,
+    PART_WORDS,
     PARTIALS,
+    PARTS,
     POSITIONS,
     QUERIES,
     QUERY_PLANE_BYTES,
@@ -72,6 +79,7 @@ from decoder.kernels.frame import (
     TASK_ROW,
     TASK_ROWS,
     TASK_SEQUENCE,
+    TASK_SHARED,
     TASK_SLOT,
     TASK_SPAN,
     TASK_WORDS,
@@ -343,9 +351,45 @@ def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, 
 
 
 @kernel
+def _prepare_members(kernels: Any, frame: Any, scratch: int, head: int, members: int, rows: int, tiles: int) -> None:
+    """As `_prepare_lanes` for rows anywhere in the batch; a tile holds whole groups, or a group whole tiles."""
+    head_dim, group = frame[HEAD_DIM], frame[HEADS] // frame[KV_HEADS]
+    limits, size = scratch + frame[AT_LIMITS], query_bytes(kernels)
+    together, wide = max(1, 16 // group), (group + 15) & ~15
+    plane, gathered = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES], scratch + frame[AT_KEYS]
+    for index in range(rows):
+        row = np.int64(simd.load_int32(members + index * 4))
+        source = plane + row * group * head_dim * size
+        target = gathered + (index // together * wide + index % together * group) * head_dim * size
+        # May run over into the next member's lanes, which are written after.
+        for offset in range(0, group * head_dim * size, 64):
+            simd.store_ints(target + offset, simd.load_ints(source + offset))
+    for lane in range(tiles * 16):
+        index = min(lane // wide * together + min(lane % wide // group, together - 1), rows - 1)
+        row = np.int64(simd.load_int32(members + index * 4))
+        simd.store_int32(limits + lane * 4, np.int32(simd.load_int32(frame[POSITIONS] + row * 4) + 1))
+    for tile in range(tiles):
+        pack_queries(kernels, gathered + tile * 16 * head_dim * size, head_dim, scratch + frame[AT_QUERIES], tile)
+
+
+@kernel
+def _partial_state(frame: Any, head: int, slot: int) -> int:
+    """Address of the partial state of one head; those of the slots after it follow."""
+    tiles = (frame[HEADS] // frame[KV_HEADS] + 15) >> 4
+    return frame[PARTIALS] + (head * frame[NUM_PARTIALS] + slot) * tiles * frame[STATE_BYTES]
+
+
+@kernel
+def _lowest_span(frame: Any, row: int, window: int) -> int:
+    """The first span that the row looks at: earlier ones end before its window, this one may begin there."""
+    return max(0, np.int64(simd.load_int32(frame[POSITIONS] + row * 4)) + 1 - window) // SPAN
+
+
+@kernel
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
     """This thread's share of one layer: finished rows, and single spans of split decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
+    together, wide = max(1, 16 // group), (group + 15) >> 4
     window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
     while True:
         item = sync.fetch_add_int64(counter, 1)
@@ -356,18 +400,21 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
         rows = np.int64(simd.load_int32(task + TASK_ROWS * 4))
         sequence = np.int64(simd.load_int32(task + TASK_SEQUENCE * 4))
         span = np.int64(simd.load_int32(task + TASK_SPAN * 4))
-        slot = np.int64(simd.load_int32(task + TASK_SLOT * 4))
+        shared = simd.load_int32(task + TASK_SHARED * 4) != 0
         plane = layer * frame[LAYER_BYTES] + head * frame[HEAD_BYTES]
-        tiles = (rows * group + 15) >> 4
+        tiles = (rows + together - 1) // together * wide if shared else (rows * group + 15) >> 4
         states = scratch + frame[AT_STATE]
         if span >= 0:
-            states = frame[PARTIALS] + (slot * kv_heads + head) * tiles * frame[STATE_BYTES]
+            states = _partial_state(frame, head, np.int64(simd.load_int32(task + TASK_SLOT * 4)))
         for tile in range(tiles):
             _clear(states + tile * frame[STATE_BYTES], head_dim)
-        _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
-        # Spans that end before the first row's window are not looked at; those that begin in it are masked.
-        lowest = max(0, np.int64(simd.load_int32(frame[POSITIONS] + row * 4)) + 1 - window) // SPAN
-        first, last = max(span, lowest), span
+        if shared:
+            members = frame[MEMBERS] + row * 4
+            row = np.int64(simd.load_int32(members))
+            _prepare_members(kernels, frame, scratch, head, members, rows, tiles)
+        else:
+            _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
+        first, last = max(span, _lowest_span(frame, row, window)), span
         if span < 0:
             last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
         in_place = reads_in_place(kernels, frame, tiles)
@@ -382,19 +429,25 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
 
 
 @kernel
-def combine(kernels: Any, frame: Any, rank: int, size: int, scratch: int) -> None:
+def combine(kernels: Any, frame: Any, layer: int, rank: int, size: int, scratch: int) -> None:
     """Merge the partial states of this thread's split decodes, in the order of their spans."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
-    tiles = (group + 15) >> 4
+    window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
+    state = scratch + frame[AT_STATE]
     for item in range(rank, frame[NUM_DECODES] * kv_heads, size):
         sequence, head = item // kv_heads, item % kv_heads
-        first = np.int64(simd.load_int32(frame[DECODE_SLOTS] + sequence * 4))
-        last = np.int64(simd.load_int32(frame[DECODE_SLOTS] + sequence * 4 + 4))
+        first = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4))
+        last = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4 + 4))
         if first == last:
             continue
-        for tile in range(tiles):
-            state = frame[PARTIALS] + ((first * kv_heads + head) * tiles + tile) * frame[STATE_BYTES]
-            for slot in range(first + 1, last):
-                part = frame[PARTIALS] + ((slot * kv_heads + head) * tiles + tile) * frame[STATE_BYTES]
+        # In a shared task others may have looked at spans before this one's window.
+        first += _lowest_span(frame, sequence, window)
+        for tile in range((group + 15) >> 4):
+            _clear(state, head_dim)
+            for index in range(first, last):
+                entry = frame[PARTS] + index * PART_WORDS * 4
+                part = _partial_state(frame, head, np.int64(simd.load_int32(entry + PART_SLOT * 4)))
+                part += tile * frame[STATE_BYTES] + np.int64(simd.load_int32(entry + PART_LANE * 4)) * 4
+                # Lanes past the group's last take others' numbers; nothing reads them.
                 _merge(state, head_dim, part, 64, part + head_dim * 64)
             _store_lanes(kernels, frame, state, sequence, 1, head, tile, scratch)

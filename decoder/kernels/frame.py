@@ -23,11 +23,12 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     SCRATCH, SCRATCH_BYTES, AT_QUERIES, AT_LIMITS, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_ROWS, AT_STATE,
     AT_STATISTICS, AT_OUTPUT, STATE_BYTES,
     ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
-    NUM_DECODES, NUM_PARTIALS, DECODE_SLOTS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE, SCORE_CAP, LOGIT_CAP,
+    NUM_DECODES, NUM_PARTIALS, PART_STARTS, PARTS, MEMBERS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
+    SCORE_CAP, LOGIT_CAP,
     EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
     FRAME_WORDS,
-) = range(90)  # fmt: skip
+) = range(92)  # fmt: skip
 
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
 CAP_SIZE_OFFSET: Final = 4
@@ -42,5 +43,8 @@ CAP_SIZE_OFFSET: Final = 4
 
 NO_WINDOW: Final = 1 << 30  # keys a query sees where the layer has no window
 
-# One task of attention (int32 each): first query row, query rows, sequence, span or -1 for all spans, partial slot.
-TASK_ROW, TASK_ROWS, TASK_SEQUENCE, TASK_SPAN, TASK_SLOT, TASK_WORDS = range(6)
+# One task of attention (int32 each): first query row, query rows, sequence, span or -1 for all spans, first slot of
+# partial states, and whether several sequences share the span: then the rows are those that MEMBERS names from the
+# "first row" on. A row of PARTS is a slot and the first lane in its first tile; see `decoder/models/attention_plan.py`.
+TASK_ROW, TASK_ROWS, TASK_SEQUENCE, TASK_SPAN, TASK_SLOT, TASK_SHARED, TASK_WORDS = range(7)
+PART_SLOT, PART_LANE, PART_WORDS = range(3)

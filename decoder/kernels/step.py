@@ -135,7 +135,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     attention(kernels, frame, layer, frame[COUNTERS] + (counter + 1) * COUNTER_BYTES, scratch)
     sync.barrier(control, size)
     if frame[NUM_PARTIALS]:
-        combine(kernels, frame, rank, size, scratch)
+        combine(kernels, frame, layer, rank, size, scratch)
         sync.barrier(control, size)
     product(
         kernels, frame, counter + 2, rank, ending, frame[MIXED], tokens, frame[MIXED_COLUMNS],

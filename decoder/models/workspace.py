@@ -15,6 +15,7 @@ from common.layout import KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
+from decoder.models.attention_plan import plan_attention
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
 
@@ -157,21 +158,26 @@ class Workspace:
             self._hold(f.LOGITS, self._logits * int(frame[f.VOCAB_COLUMNS]) * 4)
         if partials > self._partials:
             self._partials = 2 * partials
-            self._hold(f.PARTIALS, self._partials * config.num_kv_heads * self._group_tiles * int(frame[f.STATE_BYTES]))
+            states = self._partials * config.num_kv_heads * self._group_tiles
+            # A sequence's lanes may start anywhere in a tile, and sixteen are read.
+            self._hold(f.PARTIALS, states * int(frame[f.STATE_BYTES]) + _ALIGN)
 
     def prepare(self, batch: StepBatch, arena: NDArray[Any]) -> NDArray[np.float32]:
         """Point the frame at a checked batch; returns the buffer that will hold its logits [R, vocab]."""
         tokens, logits, decodes = batch.token_ids.size, batch.logit_rows.size, batch.num_decodes
-        tasks, slots = self._plan(batch)
+        plan = plan_attention(
+            batch, group=self._config.group_size, kv_heads=self._config.num_kv_heads, threads=int(self._frame[f.SIZE]),
+            block_tokens=int(self._frame[f.BLOCK_TOKENS]), tokens_per_item=self.tokens_per_item,
+        )  # fmt: skip
         # Rows are padded for products, so logit rows share the buffers of token rows.
-        self._grow(max(tokens, logits, 1), max(logits, 1), max(int(slots[-1]), 1))
+        self._grow(max(tokens, logits, 1), max(logits, 1), max(plan.num_slots, 1))
         owners = np.repeat(np.arange(batch.context_lens.size, dtype=np.int32), np.diff(batch.query_starts))
         frame = self._frame
         self._inputs = []
         for index, array in (
             (f.TOKEN_IDS, batch.token_ids), (f.POSITIONS, batch.positions), (f.CONTEXT_LENS, batch.context_lens),
-            (f.TABLES, batch.block_tables), (f.TASKS, tasks), (f.DECODE_SLOTS, slots), (f.OWNERS, owners),
-            (f.LOGIT_ROWS, batch.logit_rows),
+            (f.TABLES, batch.block_tables), (f.TASKS, plan.tasks), (f.PART_STARTS, plan.part_starts),
+            (f.PARTS, plan.parts), (f.MEMBERS, plan.members), (f.OWNERS, owners), (f.LOGIT_ROWS, batch.logit_rows),
         ):  # fmt: skip
             array = np.ascontiguousarray(array, np.int32)
             self._inputs.append(array)
@@ -179,31 +185,8 @@ class Workspace:
         frame[f.ARENA] = arena.ctypes.data
         frame[f.TOKENS], frame[f.NUM_LOGITS], frame[f.NUM_DECODES] = tokens, logits, decodes
         frame[f.SEQUENCES], frame[f.TABLE_WIDTH] = batch.context_lens.size, batch.block_tables.shape[1]
-        frame[f.NUM_TASKS], frame[f.NUM_PARTIALS] = tasks.shape[0], int(slots[-1])
+        frame[f.NUM_TASKS], frame[f.NUM_PARTIALS] = plan.tasks.shape[0], plan.num_slots
         self._counters[...] = 0
         columns = int(frame[f.VOCAB_COLUMNS])
         buffer = self._buffers[f.LOGITS].view(np.float32).reshape(-1, columns)
         return buffer[:logits, : self._config.vocab_size]
-
-    def _plan(self, batch: StepBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Attention tasks, the longest first, and the first partial slot of every decode.
-
-        A decode is one task, unless it is so long that its threads would wait for it: then each span is one.
-        """
-        decodes = batch.num_decodes
-        spans = -(-batch.context_lens[:decodes].astype(np.int64) // f.SPAN)
-        share = int(spans.sum()) * self._config.num_kv_heads // (8 * int(self._frame[f.SIZE]))
-        split = spans > max(1, share)
-        slots = np.zeros(decodes + 1, np.int32)
-        np.cumsum(np.where(split, spans, 0), out=slots[1:])
-        tasks = [(int(spans[row]), (row, 1, row, -1, 0)) for row in np.flatnonzero(~split).tolist()]
-        for row in np.flatnonzero(split).tolist():
-            tasks += [(1, (row, 1, row, span, int(slots[row]) + span)) for span in range(int(spans[row]))]
-        for sequence in range(decodes, batch.context_lens.size):
-            first, last = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
-            for row in range(first, last, self.tokens_per_item):
-                rows = min(self.tokens_per_item, last - row)
-                length = (int(batch.positions[row]) // f.SPAN + 1) * rows
-                tasks.append((length, (row, rows, sequence, -1, 0)))
-        tasks.sort(key=lambda task: -task[0])
-        return np.array([task for _, task in tasks], np.int32).reshape(-1, f.TASK_WORDS), slots
