@@ -229,6 +229,7 @@ class Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             watchdog.look()
+            owner.release_memory()
             self._flush(tenants)
             await self._say_serving(owner.serving and not owner.drained)
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cachemgr.belady import best_hit_rate
-from cachemgr.recent import Admission, block_names
-from common.layout import TOKEN_BYTES
+from cachemgr.recent import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,11 @@ class HitLimits:
 
 def hit_limits(admissions: Sequence[Admission], num_blocks: int, block_tokens: int) -> HitLimits:
     """Replays `admissions` through pools of `num_blocks`. Costs some microseconds a block."""
-    prompt_tokens = sum(len(item.tokens) for item in admissions) // TOKEN_BYTES
+    prompt_tokens = sum(item.num_tokens for item in admissions)
     if not prompt_tokens:
         return HitLimits()
     hit = sum(item.cached_tokens for item in admissions) / prompt_tokens
-    chains = [block_names(item, block_tokens * TOKEN_BYTES) for item in admissions]
+    chains = [item.names.tolist() for item in admissions]
     whole = sum(len(chain) for chain in chains if len(chain) <= num_blocks) * block_tokens / prompt_tokens
     rates = best_hit_rate(chains, num_blocks)
     best = max(hit, rates.best * whole)

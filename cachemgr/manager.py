@@ -229,4 +229,5 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         self._state.now_ns = now_ns
         kept.expire(self._state, now_ns)
         upkeep.expire(self._state)
+        self._state.recent.make_compact()
         return self._state.book.lapsed(now_ns)

@@ -63,6 +63,7 @@ class PoolOwner(PoolHeir):
         self._faults = faults
         self._handoff = handoff
         self._arena: Arena | None = None
+        self._journal: IndexJournal | None = None
         self.epoch = epoch
         self.draining = False
         self.drained = False
@@ -76,6 +77,11 @@ class PoolOwner(PoolHeir):
     def revision(self) -> int:
         """The manager's revision; 0 before the first attach."""
         return 0 if self.manager is None else self.manager.revision
+
+    def release_memory(self) -> None:
+        """Gives back what the mapping of the journal took lately; called as time passes."""
+        if self._journal is not None:
+            self._journal.release()
 
     @property
     def num_blocks(self) -> int:
@@ -184,7 +190,7 @@ class PoolOwner(PoolHeir):
             quotas=self._quotas,
         )
         manager.limit_kept(self._max_kept)
-        self._arena, self.layout, self.manager = arena, layout, manager
+        self._arena, self.layout, self.manager, self._journal = arena, layout, manager, journal
         self._handoff.serve_arena(arena, layout.fingerprint())
         get_logger().info(
             "layout_fixed",

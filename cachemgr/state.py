@@ -63,7 +63,7 @@ class CacheState:
         self.revision = 0
         self.now_ns = 0
         self.events = EventLog() if events is None else events
-        self.recent = RecentAdmissions()
+        self.recent = RecentAdmissions(block_tokens)
         self.journal = journal
         self.frozen = False  # while a new daemon is adopting: nothing is allocated, nothing evicted
         self.claimed = Claimed()

@@ -141,6 +141,16 @@ class World:
         if gone:
             self.journal.unpublish(np.array(gone, np.intp))
 
+    def check_after_death(self, found: dict[int, Entry], when: str) -> None:
+        """What is read after a death inside the running step is, block by block, what stood there before or after it;
+        no block lacks its parent, and none that the step did not touch is lost."""
+        before, after = self.listed, self.next_listed
+        for block, entry in found.items():
+            assert entry in (before.get(block), after.get(block)), f"{when}: block {block} is wrong"
+            assert entry[2] == 0 or entry[2] in found, f"{when}: block {block} has no parent"
+        for block in before.keys() & after.keys():
+            assert block in found, f"{when}: block {block} was not touched and is lost"
+
     def _tree(self, owner: str, start: int, above: int) -> Tree:
         name = f"{owner}/{start}/{above}"
         if name not in self.trees:

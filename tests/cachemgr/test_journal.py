@@ -95,12 +95,7 @@ def deaths(seed: int) -> int:
             for _ in range(25):
                 world.step()
         except Died:
-            found, before, after = read(memory), world.listed, world.next_listed
-            for block, entry in found.items():
-                assert entry in (before.get(block), after.get(block)), f"{lives} stores: block {block} is wrong"
-                assert entry[2] == 0 or entry[2] in found, f"{lives} stores: block {block} has no parent"
-            for block in before.keys() & after.keys():
-                assert block in found, f"{lives} stores: block {block} was not touched and is lost"
+            world.check_after_death(read(memory), f"{lives} stores")
             lives += 1
             continue
         assert read(memory) == world.listed
