@@ -10,6 +10,7 @@ record says block, previous block and position, so that splits and joints of the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,6 @@ from cachemgr.journal_format import (
     pack_header,
     read_header,
 )
-from cachemgr.journal_rows import Backing, store
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.nodes import Tree
@@ -47,10 +47,10 @@ _HEAD_TYPE: Final = np.dtype(f"V{_HEAD.size}")
 class IndexJournal:
     """A journal in `memory` (u8, `Sections.end` long, its header written): everything below its identity.
 
-    `backing`: the file that `memory` maps, if it does; see `journal_rows.py`.
+    `give_back`: takes the pages of `memory` away from this process where it is a mapped file; the file keeps them.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], backing: Backing | None = None) -> None:
+    def __init__(self, memory: NDArray[np.uint8], give_back: Callable[[], None] | None = None) -> None:
         header = read_header(memory)
         if header is None:
             raise ValueError("no valid header of an index journal")
@@ -74,8 +74,7 @@ class IndexJournal:
         )
         self._raw = f"V{row_bytes}"  # numpy copies opaque items faster than structured ones
         self._items = memory[at.rows : at.end].view(self._raw)
-        self._rows_at = at.rows
-        self._backing = backing
+        self._give_back = give_back
         self.rows: Rows = memory[at.rows : at.end].view(np.uint32).reshape(count + 1, -1)
         self.hash = RecordHash(tokens)
         self._tokens = tokens
@@ -142,13 +141,13 @@ class IndexJournal:
         rows[:, records.POSITION] = self._positions[first_index : first_index + count]
         above = records.stamp_of(self.rows[previous_block]) if previous_block else 0
         sums = self.hash.chained(rows, stamp, above, salt)
-        if store(self._backing, self._rows_at, self._items, blocks, self._buffer_items[:count]):
-            self.checksums[blocks] = sums
+        self._items[blocks] = self._buffer_items[:count]
+        self.checksums[blocks] = sums
 
     def release(self) -> None:
-        """Gives back the memory that the mapping took since the last call."""
-        if self._backing is not None:
-            self._backing.release()
+        """Gives back the memory that the mapping took since the last call. What is used again costs a page fault."""
+        if self._give_back is not None:
+            self._give_back()
 
     def flush(self) -> None:
         """Stores what was gathered."""
@@ -162,8 +161,8 @@ class IndexJournal:
             rows, np.array(self._pending_above, np.uint64), np.array(self._pending_salts, np.uint64)
         )
         self._clear()
-        if store(self._backing, self._rows_at, self._items, blocks, items):
-            self.checksums[blocks] = sums
+        self._items[blocks] = items
+        self.checksums[blocks] = sums
 
     def given(self, blocks: BlockRun, session: int) -> None:
         """Records who may write `blocks` from now on, and nobody else."""

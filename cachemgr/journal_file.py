@@ -11,6 +11,8 @@ import contextlib
 import mmap
 import os
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +42,8 @@ def create_journal(path: Path, identity: JournalIdentity, epoch: int) -> IndexJo
             fresh.unlink()
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(fd, 0, size)
-        file = _JournalFile(fd, size)
-        write_header(file.memory, identity, epoch)
+        memory, give_back = _mapped(fd, size)
+        write_header(memory, identity, epoch)
         fresh.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -54,7 +56,7 @@ def create_journal(path: Path, identity: JournalIdentity, epoch: int) -> IndexJo
     finally:
         if fd >= 0:
             os.close(fd)
-    return IndexJournal(file.memory, file)
+    return IndexJournal(memory, give_back)
 
 
 def open_journal(path: Path, boot: bytes) -> IndexJournal | None:
@@ -68,8 +70,7 @@ def open_journal(path: Path, boot: bytes) -> IndexJournal | None:
         if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077 or not found.st_size:
             get_logger().warning("journal_refused", cause="mode or kind of the file")
             return None
-        file = _JournalFile(fd, found.st_size)
-        journal = IndexJournal(file.memory, file)
+        journal = IndexJournal(*_mapped(fd, found.st_size))
     except (OSError, ValueError):
         get_logger().warning("journal_refused", cause="damaged, or of another version")
         return None
@@ -84,27 +85,8 @@ def discard_journal(path: Path) -> None:
         path.unlink()
 
 
-class _JournalFile:
-    """A file and its shared mapping, `memory` (u8). Closed when nothing refers to either."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        # The mapping lives as long as an array over it, the file as long as this.
-        self._file = os.fdopen(os.dup(fd), "r+b", buffering=0)
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-
-    def write(self, offset: int, data: memoryview) -> bool:
-        """See `Backing`. One write, as a rule; how far a failed one came is not told."""
-        try:
-            while data:
-                done = os.pwrite(self._file.fileno(), data, offset)
-                data, offset = data[done:], offset + done
-        except OSError as error:
-            get_logger().warning("journal_write_failed", error=error.strerror)
-            return False
-        return True
-
-    def release(self) -> None:
-        """See `Backing`. The pages stay where the kernel keeps those of files, changed ones too: see madvise(2) on
-        shared mappings of files."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+def _mapped(fd: int, size: int) -> tuple[NDArray[np.uint8], Callable[[], None]]:
+    """The bytes of a file, and what gives back their memory: by madvise(2) a shared mapping of a file loses nothing by
+    that, changed pages too stay where the kernel keeps those of files."""
+    pages = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    return np.frombuffer(pages, np.uint8), partial(pages.madvise, mmap.MADV_DONTNEED)

@@ -1,20 +1,18 @@
-"""Records of the index journal: blocks of every size, checksums changed by hand, and writes to the file beside its
-mapping."""
+"""Records of the index journal: blocks of every size, checksums changed by hand, and memory that is given back."""
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cachemgr import journal_rows, records
+from cachemgr import records
 from cachemgr.journal import IndexJournal
-from cachemgr.journal_file import create_journal, open_journal
+from cachemgr.journal_file import create_journal
 from cachemgr.recovery import recover
-from tests.cachemgr.journal_rig import Died, Entry, World, entries, identity, make_memory
+from tests.cachemgr.journal_rig import Entry, World, entries, identity, make_memory
 
 BLOCKS, TOKENS = 24, 4
 SIZES = (1, 2, 3, 4, 16)
@@ -23,13 +21,6 @@ SIZES = (1, 2, 3, 4, 16)
 def read(memory: np.ndarray, block_tokens: int) -> dict[int, Entry]:
     """What a daemon that starts now finds."""
     return entries(recover(IndexJournal(memory.copy())), block_tokens)
-
-
-def read_file(path: Path) -> dict[int, Entry]:
-    """The same, of a file."""
-    again = open_journal(path, b"b" * 16)
-    assert again is not None
-    return entries(recover(again), TOKENS)
 
 
 @pytest.mark.parametrize("block_tokens", SIZES)
@@ -87,116 +78,6 @@ def test_a_checksum_that_is_not_its_own_makes_no_block(block_tokens: int) -> Non
     journal.checksums[5] = own
     journal.rows[5], journal.checksums[5] = journal.rows[7].copy(), journal.checksums[7]
     assert set(read(memory, block_tokens)) == {3}
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_written_to_the_file_is_what_would_be_stored(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs that go by writes, in any order of their blocks and in pieces, leave the same bytes as stores in memory."""
-    monkeypatch.setattr(journal_rows, "LEAST_RUN", 1)
-    calls = []
-    whole = os.pwrite
-
-    def in_pieces(fd: int, data: memoryview, offset: int) -> int:
-        calls.append(len(data))
-        return whole(fd, data[: max(1, len(data) // 2)], offset)
-
-    monkeypatch.setattr(os, "pwrite", in_pieces)
-    path, memory = tmp_path / "index.journal", make_memory(BLOCKS, TOKENS)
-    worlds = [
-        World(create_journal(path, identity(BLOCKS, TOKENS), 7), random.Random(seed)),
-        World(IndexJournal(memory), random.Random(seed)),
-    ]
-    for step in range(40):
-        for world in worlds:
-            world.step()
-        if step % 5 == 0:
-            worlds[0].journal.release()
-    assert path.read_bytes() == memory.tobytes()
-    assert read_file(path) == worlds[1].listed
-    assert len(calls) > 40
-
-
-@pytest.mark.parametrize(
-    ("blocks", "writes"),
-    [
-        (range(20, 60), 1),
-        (range(60, 20, -1), 1),
-        ([*range(20, 40), *range(60, 80)], 2),
-        ([*range(80, 60, -1), *range(40, 20, -1)], 2),
-        (range(20, 100, 2), 0),
-        (range(20, 30), 0),
-    ],
-)
-def test_only_long_runs_are_written(
-    blocks: range | list[int], writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One write for each run of neighbours, upwards or downwards; scattered blocks and few go through the mapping."""
-    path = tmp_path / "index.journal"
-    world = World(create_journal(path, identity(120, TOKENS), 7), random.Random(0))
-    calls = []
-    whole = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: calls.append(offset) or whole(fd, data, offset))
-    tokens = np.arange(len(blocks) * TOKENS, dtype="<i4")
-    world.journal.publish("alice", world._tree("alice", 0, 0), 0, tokens.tobytes(), np.array(blocks), 0)
-    assert len(calls) == writes
-    found = read_file(path)
-    assert [found[block][3:] for block in blocks] == [
-        (place, tuple(range(place * TOKENS, (place + 1) * TOKENS))) for place in range(len(blocks))
-    ]
-
-
-def test_a_death_inside_a_write_leaves_whole_paths_of_before_or_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed in any write, a part of it done: as after a death in any store of the mapping."""
-    monkeypatch.setattr(journal_rows, "LEAST_RUN", 1)
-    whole = os.pwrite
-    path, lives, over = tmp_path / "index.journal", 0, False
-    while not over:
-        left, torn = lives, random.Random(lives)
-
-        def mortal(fd: int, data: memoryview, offset: int, torn: random.Random = torn) -> int:
-            nonlocal left
-            left -= 1
-            if left >= 0:
-                return whole(fd, data, offset)
-            whole(fd, data[: torn.randrange(len(data) + 1)], offset)
-            raise Died
-
-        world = World(create_journal(path, identity(BLOCKS, TOKENS), 7), random.Random(5))
-        over = True
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", mortal)
-            try:
-                for _ in range(25):
-                    world.step()
-            except Died:
-                over = False
-        world.check_after_death(read_file(path), f"{lives} writes")
-        lives += 1
-    assert lives > 15
-
-
-def test_a_write_that_fails_lists_nothing_and_the_journal_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run is not on record, nor is what hangs below it; what comes afterwards is."""
-    monkeypatch.setattr(journal_rows, "LEAST_RUN", 2)
-    path = tmp_path / "index.journal"
-    world = World(create_journal(path, identity(BLOCKS, TOKENS), 7), random.Random(0))
-    tree, tokens = world._tree("alice", 0, 0), np.arange(2 * TOKENS, dtype="<i4").tobytes()
-
-    def refuse(_fd: int, _data: memoryview, _offset: int) -> int:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)
-        world.journal.publish("alice", tree, 0, tokens, np.array([3, 4]), 0)
-    world.journal.publish("alice", tree, 2, tokens, np.array([5, 6]), 4)
-    world.journal.publish("alice", tree, 0, tokens, np.array([8, 9]), 0)
-    assert set(read_file(path)) == {8, 9}
 
 
 def test_memory_that_is_given_back_is_not_lost(tmp_path: Path) -> None:
