@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from decoder.kernels import amx, frame, sets, simd
 from decoder.kernels.block_products import block_product
-from decoder.kernels.compiled import entry, kernel
+from decoder.kernels.compiled import entry
 from decoder.kernels.rows import store_input
 from decoder.kernels.step import enter, leave
 from decoder.models.packing import Memory, pack, to_bfloat16
+from tests.decoder.amx_emulation import emulate
 
 DEPTH = 96
 ROWS = 64
@@ -31,37 +32,11 @@ EXACTNESS = {
 }
 
 
-def _emulated(row_tiles: int, column_tiles: int) -> Any:
-    """`amx.product_RxC` for any CPU."""
-
-    def product(
-        a: int, a_row: int, a_k: int, a_m: int, b: int, b_k: int, b_n: int, steps: int,
-        c: int, c_row: int, c_m: int, c_n: int,
-    ) -> None:  # fmt: skip
-        for m in range(row_tiles):
-            for row in range(16):
-                for n in range(column_tiles):
-                    total = simd.splat(np.float32(0.0))
-                    for step in range(steps):
-                        for pair in range(16):
-                            x = a + m * a_m + step * a_k + row * a_row + pair * 4
-                            words = simd.load_ints(b + n * b_n + step * b_k + pair * 64)
-                            total = simd.fma(simd.splat_bf16(x), simd.low_halves(words), total)
-                            total = simd.fma(simd.splat_bf16(x + 2), simd.high_halves(words), total)
-                    simd.store_floats(c + m * c_m + n * c_n + row * c_row, total)
-
-    return kernel(product)
-
-
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """AMX, or its emulation."""
-    if amx.available():
-        return
-    for name, row_tiles in (("product_2x2", 2), ("product_2x2_streaming", 2), ("product_1x2_streaming", 1)):
-        monkeypatch.setattr(amx, name, _emulated(row_tiles, 2))
-    monkeypatch.setattr(amx, "configure", kernel(lambda address: None))
-    monkeypatch.setattr(amx, "release", kernel(lambda: None))
+    if not amx.available():
+        emulate(monkeypatch)
 
 
 @entry

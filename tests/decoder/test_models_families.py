@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from decoder.kernels.frame import SPAN
 from decoder.models.llama import CausalLM
 from decoder.weights import load_model
 from tests.decoder.model_rig import Sequence, poisoned_arena, run_prompt, run_step
@@ -33,7 +34,7 @@ def relative_error(got: NDArray[np.float32], want: NDArray[np.float32]) -> float
     return float((np.abs(got - want).max(-1) / np.abs(want).max(-1)).max())
 
 
-def _beside_others(model: CausalLM) -> NDArray[np.float32]:
+def beside_others(model: CausalLM) -> NDArray[np.float32]:
     """Logits of PROMPT whose every step is shared with other prompts, in chunks and single tokens."""
     size = -(-PROMPT.size // model.layout.block_tokens)
     arena = poisoned_arena(model, 3 * size)
@@ -59,7 +60,7 @@ def test_family_equals_transformers_and_itself(tmp_path: Path, name: str) -> Non
     assert relative_error(whole, reference_logits(reference)) < 1e-4
     for chunk in (37, 1):
         assert np.array_equal(run_prompt(model, PROMPT, chunk=chunk), whole), chunk
-    assert np.array_equal(_beside_others(model), whole)
+    assert np.array_equal(beside_others(model), whole)
     arena = poisoned_arena(model, 30)
     first = Sequence(PROMPT, np.arange(1, 31, dtype=np.int32))
     run_step(model, arena, [(first, PROMPT.size)])
@@ -79,6 +80,25 @@ def test_window_is_exact(tmp_path: Path) -> None:
         other[place] = (other[place] + 1) % VOCABULARY
         same = np.array_equal(run_prompt(model, other)[-1], whole[-1])
         assert same is not changed, place
+
+
+def test_blocks_before_a_window_are_not_free_to_change(tmp_path: Path) -> None:
+    """What a table names stays held, windows or not: spans that a window has left are never read, but in the span that
+    it begins in every value is multiplied, by zero before the window. A poisoned block there shows as NaN."""
+    make_family(tmp_path, "mistral", num_hidden_layers=1)
+    model = load_model(tmp_path, "float32", 16)
+    whole = run_prompt(model, PROMPT)[-1]
+    window_start = PROMPT.size - 40
+    span_start = window_start // SPAN * SPAN
+    assert 16 <= span_start <= window_start - 16
+    for poisoned, harmless in ((range(span_start // 16), True), (range(span_start // 16, window_start // 16), False)):
+        arena = poisoned_arena(model, 30)
+        sequence = Sequence(PROMPT, np.arange(1, 31, dtype=np.int32))
+        run_step(model, arena, [(sequence, PROMPT.size - 1)])
+        model.scrub_blocks(arena, sequence.blocks[poisoned], poison=True)
+        run_step(model, arena, [(sequence, 1)])
+        last = sequence.logits[-1][-1]
+        assert np.array_equal(last, whole) if harmless else np.isnan(last).all()
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen2"])

@@ -18,6 +18,7 @@ from decoder.models.packing import Memory
 from decoder.weights import load_model, packed_cache, packed_file
 from decoder.weights.packed_file import HEADER_BYTES, FilledMemory, StoringMemory, read_file
 from tests.decoder.model_rig import run_prompt
+from tests.tiny_families import make_family
 from tests.tiny_models import make_tiny_llama
 
 KEY = b"k" * 32
@@ -62,6 +63,20 @@ def test_the_second_load_maps_what_the_first_one_stored(tmp_path: Path, folder: 
     assert len(files(folder)) == 3
     shutil.rmtree(folder)
     assert np.array_equal(run_prompt(second, PROMPT), plain)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_are_mapped_too(tmp_path: Path, folder: Path, dtype: str) -> None:
+    """A mixture of experts answers from the file bit by bit as without it, its experts at the same distances."""
+    pytest.importorskip("transformers")
+    make_family(tmp_path / "model", "qwen3-moe")
+    plain = loaded(tmp_path / "model", None, dtype)
+    want = run_prompt(plain, PROMPT)
+    for kind in (StoringMemory, FilledMemory):
+        model = loaded(tmp_path / "model", folder, dtype)
+        assert isinstance(memory_of(model), kind)
+        assert model._weights.expert_bytes == plain._weights.expert_bytes != (0, 0)
+        assert np.array_equal(run_prompt(model, PROMPT), want)
 
 
 def test_the_weights_are_the_file_and_cannot_be_written(tmp_path: Path, folder: Path) -> None:

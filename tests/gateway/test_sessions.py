@@ -83,12 +83,21 @@ ALTERNATING = (
     "{% endfor %}"
 )
 
+# As Gemma has it: what the system says begins the first user's turn, and the one who answers has another name.
+MERGING = (
+    "{{ bos_token }}{% set said = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for m in (messages[1:] if said else messages) %}"
+    "{% if (m.role == 'user') != (loop.index0 is even) %}{{ raise_exception('turns must take turns') }}{% endif %}"
+    "<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ said if loop.first else '' }}{{ m.content | trim }}"
+    "<end>\n{% endfor %}{% if add_generation_prompt %}<turn>model\n{% endif %}"
+)
+
 
 @pytest.mark.parametrize(
     ("source", "system"),
     [
-        *((source, False) for source in (CHAT_TEMPLATE, PLAIN, DEFAULT_SYSTEM, ALTERNATING)),
-        *((source, True) for source in (CHAT_TEMPLATE, PLAIN, DEFAULT_SYSTEM)),
+        *((source, False) for source in (CHAT_TEMPLATE, PLAIN, DEFAULT_SYSTEM, ALTERNATING, MERGING)),
+        *((source, True) for source in (CHAT_TEMPLATE, PLAIN, DEFAULT_SYSTEM, MERGING)),
     ],
 )
 def test_new_turns_alone_make_what_the_whole_conversation_has_there(source: str, system: bool) -> None:
