@@ -36,7 +36,7 @@ run: setup
 	$(BIN)/tessera demo $(if $(MODEL),--model "$(MODEL)")
 
 test: setup-test
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu" $(PYTEST)
 
 test-slow: setup-test
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
