@@ -106,6 +106,7 @@ class Engine:
         while not self._loop.intake.is_stopped:
             if not self.step():
                 self._inbox.wait(self._loop.idle_seconds)
+        self._loop.hand_back()
 
     def step(self) -> bool:
         """One step. False where nothing happened and only word from outside can change that."""

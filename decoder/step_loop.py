@@ -36,6 +36,7 @@ from decoder.structure import Structures
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
 RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
+LAST_ANSWERS_NS: Final = 1_000_000_000
 GATHER_NS: Final = 2_000_000  # a step without decodes waits so long for one more admission
 
 
@@ -144,6 +145,19 @@ class StepLoop:
         if plan.has_work:
             self._compute(plan, self.intake.session)
         return moved or plan.has_work or bool(plan.preempted or plan.outgrown)
+
+    def hand_back(self) -> None:
+        """After the stop: wait, for a second at most, for blocks and leases that were asked for, and return them. What comes
+        after the session's end would stay in quarantine for as long as this process lives."""
+        deadline_ns = self._clock_ns() + LAST_ANSWERS_NS
+        while self.intake.reachable_session is not None:
+            self._report(in_need=False)
+            remaining_ns = deadline_ns - self._clock_ns()
+            if not (self._scheduler.credit.is_asking or self._scheduler.queue.in_flight) or remaining_ns <= 0:
+                return
+            self._inbox.wait(remaining_ns / 1e9)
+            self._drain_inbox()
+            self.requests.deliver()
 
     def _drain_inbox(self) -> bool:
         moved = False
