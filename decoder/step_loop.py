@@ -147,8 +147,8 @@ class StepLoop:
         return moved or plan.has_work or bool(plan.preempted or plan.outgrown)
 
     def hand_back(self) -> None:
-        """After the stop: wait, for a second at most, for blocks and leases that were asked for, and return them. What comes
-        after the session's end would stay in quarantine for as long as this process lives."""
+        """After the stop: wait, for a second at most, for blocks and leases that were asked for, and return them: what
+        comes after the session's end would stay in quarantine for as long as this process lives."""
         deadline_ns = self._clock_ns() + LAST_ANSWERS_NS
         while self.intake.reachable_session is not None:
             self._report(in_need=False)

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where the tests are shared among processes, those that start whole nodes run one after the other in one of them."""
+    """Where processes share the tests, those that start whole nodes run one after the other in one of them."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
