@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "admin": ("cli.admin", "look into the cache, evict, abort, manage tenants and keys"),
     "plan": ("cli.plan", "what keys and values of a model take, and how many sequences fit"),
     "model": ("cli.model", "fetch and list models"),
+    "adapter": ("cli.adapter", "add, remove and list LoRA adapters"),
     "probe": ("cli.probe", "ask one process for its health (for containers)"),
     "cachemgr": ("cli.service", "run the cache manager alone"),
     "decoder": ("cli.service", "run one decoder alone"),

@@ -120,6 +120,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that asks for text."""
     group = parser.add_argument_group("generation")
     group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")
+    group.add_argument("--adapter", metavar="NAME", help="LoRA adapter of the server (default: none)")
     group.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
     group.add_argument(
         "--max-tokens", type=whole(1, MAX_INT64), default=256, metavar="N", help="bound of the answer (default 256)"
@@ -149,6 +150,7 @@ def build_request(options: argparse.Namespace, n: int | None = None) -> inferenc
     if options.speculate is not None:
         request.speculation.mode = SPECULATION_MODES[options.speculate]
     request.cache.no_read = request.cache.no_store = options.no_cache
+    request.adapter = check_text("--adapter", options.adapter or "")
     return request
 
 

@@ -18,7 +18,7 @@ from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
 from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS
 from common.logs import LEVELS
-from common.paths import default_state_dir, packed_dir
+from common.paths import StatePaths, default_state_dir, packed_dir
 
 DTYPES = ("float32", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
@@ -60,6 +60,8 @@ class Options:
     max_queue_total: int | None = None
     window_tokens: int = 256
     max_context: int | None = None
+    adapters_dir: Path | None = None
+    max_adapters: int = 16
     listen: str = "127.0.0.1:50051"
     insecure_listen: bool = False
     tls_cert: Path | None = None
@@ -77,6 +79,11 @@ class Options:
         """Tokens of one step in which decodes run; never more than those of one without."""
         default = max(16, self.chunk_tokens // 2)
         return min(self.chunk_tokens, default if self.mixed_chunk_tokens is None else self.mixed_chunk_tokens)
+
+    @property
+    def adapters_path(self) -> Path:
+        """The folder of adapters."""
+        return StatePaths(self.state_dir).adapters_dir if self.adapters_dir is None else self.adapters_dir
 
     @property
     def queue_total(self) -> int:
@@ -200,6 +207,8 @@ _OPTIONS = (
     _Option("max_queue_total", _whole(1, 1_000_000), "requests of all that may wait (default: 4 x max-queue)", "N"),
     _Option("window_tokens", _whole(1, 1_000_000), "tokens a sample may run ahead of its reader (default 256)", "N"),
     _Option("max_context", _whole(2, 10_000_000), "bound of prompt and answer (default: the model's)", "N"),
+    _Option("adapters_dir", _path, "LoRA adapters by name (default: adapters in the state directory)", "DIR"),
+    _Option("max_adapters", _whole(1, 1024), "LoRA adapters that a decoder holds in memory (default 16)", "N"),
     _Option("listen", check_listen, "public gRPC address (default 127.0.0.1:50051)", "HOST:PORT"),
     _Option("insecure_listen", _boolean, "allow a plaintext listener beyond loopback", "BOOL", switch=True),
     _Option("tls_cert", _path, "certificate chain of the public listener, PEM", "FILE"),

@@ -32,6 +32,11 @@ class StatePaths:
         return self.state_dir / "logs"
 
     @property
+    def adapters_dir(self) -> Path:
+        """LoRA adapters, one entry a name; made by `tessera adapter add`."""
+        return self.state_dir / "adapters"
+
+    @property
     def cachemgr_socket(self) -> Path:
         """CacheService and CredentialService."""
         return self.run_dir / "cachemgr.sock"

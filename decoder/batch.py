@@ -7,6 +7,7 @@ it owns no block and knows no request.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class StepBatch:
     context_lens:  int32 [S]    tokens of the sequence after this step, queries included
     block_tables:  int32 [S, W] blocks of each sequence, padded with the null block (0)
     logit_rows:    int32 [R]    rows of T whose logits are wanted (ascending)
+    adapters:      [S]          LoRA adapter of each sequence as the model has packed it, or None; empty: none has one
     """
 
     token_ids: IntArray
@@ -36,3 +38,4 @@ class StepBatch:
     block_tables: IntArray
     logit_rows: IntArray
     num_decodes: int
+    adapters: tuple[Any | None, ...] = ()

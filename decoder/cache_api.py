@@ -45,6 +45,7 @@ class Acquire:
     base_handle: bytes = field(default=b"", repr=False)
     base_tokens: int = 0
     will_keep: bool = False
+    adapter_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

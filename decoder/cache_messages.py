@@ -86,7 +86,7 @@ def request_of(
             request.acquire.CopyFrom(
                 cache_pb2.AcquireRequest(
                     grant=command.grant,
-                    key=key,
+                    key=key_with_adapter(key, command.adapter_digest),
                     tokens=command.tokens,
                     request_id=command.request_id,
                     sample=command.sample,
@@ -113,6 +113,15 @@ def request_of(
         case AbortDone():
             request.abort_result.CopyFrom(cache_pb2.AbortResult(abort_id=command.abort_id, found=command.found))
     return request
+
+
+def key_with_adapter(key: common_pb2.CacheKey, digest: bytes) -> common_pb2.CacheKey:
+    """The key of a model's requests, for those with the adapter of that content; empty: none."""
+    if not digest:
+        return key
+    adapted = common_pb2.CacheKey(adapter_digest=digest)
+    adapted.MergeFrom(key)
+    return adapted
 
 
 def scope_message(scope: ScopePrefix | None) -> common_pb2.ScopePrefix | None:

@@ -29,6 +29,7 @@ class Held:
     priority: int
     ttl_seconds: float
     scope: ScopePrefix | None = None
+    adapter_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +59,5 @@ def held_of(sequence: Sequence, lease: LeaseId) -> Held:
         priority=request.cache_priority,
         ttl_seconds=request.cache_ttl_seconds,
         scope=request.scope,
+        adapter_digest=request.adapter_digest,
     )

@@ -7,6 +7,7 @@ benches and tests to run an engine in one process. `manager` is any object with 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,6 +118,10 @@ class InProcessClient:
             if session in self._peers:
                 self._peers[session]._post(PrefixReady(wait_id))
 
+    def _root_of(self, command: Acquire) -> bytes:
+        digest = command.adapter_digest
+        return hashlib.blake2b(digest, key=self._root, digest_size=32).digest() if digest else self._root
+
     def _acquire(self, command: Acquire) -> Event:
         if command.scope is not None:
             error = Unimplemented("a session without a process is one tenant's: it has no wider scope")
@@ -125,7 +130,7 @@ class InProcessClient:
             lease = self._manager.acquire(
                 self._session,
                 tenant=self._tenant,
-                root=self._root,
+                root=self._root_of(command),
                 tokens=command.tokens,
                 request_id=command.request_id,
                 sample=command.sample,

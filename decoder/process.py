@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from common.adapter_folder import AdapterFolder
 from common.config import Options
 from common.credentials import read_secret
 from common.cuda_checks import report_surroundings
@@ -27,6 +28,7 @@ from common.paths import StatePaths
 from common.rpc import Health, add_health_and_reflection, bind_kept, make_server, unix_target
 from common.serving import settle_heap
 from common.socket_files import take_lock
+from decoder.adapter_pool import AdapterPool
 from decoder.arena_view import private_arena
 from decoder.cache_client import GrpcCacheClient
 from decoder.cache_key import cache_key, tokenizer_digest
@@ -269,4 +271,5 @@ def _backend(options: Options, model: Any, engine: Engine) -> Backend:
         window_tokens=options.window_tokens,
         weights_digest=model.digests.weights,
     )
-    return Backend(engine, served, welcome)
+    adapters = AdapterPool(AdapterFolder(options.adapters_path), config, model.pack_adapter, options.max_adapters)
+    return Backend(engine, served, welcome, adapters)

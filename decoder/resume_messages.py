@@ -14,7 +14,7 @@ from common.errors import Internal
 from common.tokens import pack_tokens, unpack_tokens
 from decoder.arena_view import MappedArena
 from decoder.cache_api import Replacement, Resumed
-from decoder.cache_messages import scope_message
+from decoder.cache_messages import key_with_adapter, scope_message
 from decoder.holdings import Held, Holdings
 from decoder.sequence import LeaseId
 from tessera.cache.v1 import cache_pb2
@@ -66,7 +66,7 @@ def _held_message(held: Held, key: common_pb2.CacheKey) -> cache_pb2.HeldSequenc
     message = cache_pb2.HeldSequence(
         lease_id=held.lease_id,
         grant=held.grant,
-        key=key,
+        key=key_with_adapter(key, held.adapter_digest),
         tokens=held.tokens,
         blocks=pack_tokens(held.blocks),
         sealed_tokens=held.sealed_tokens,

@@ -55,6 +55,12 @@ class Work:
     scored: list[ScoredRows]
 
 
+def adapters_of(parts: Rows[tuple[Sequence, int]]) -> tuple[Any | None, ...]:
+    """`StepBatch.adapters` of the sequences of a step."""
+    adapters = tuple(sequence.adapter for sequence, _ in parts)
+    return adapters if any(adapter is not None for adapter in adapters) else ()
+
+
 class Runner:
     """Builds batches of up to `max_batch` sequences; the buffers grow to the largest step seen."""
 
@@ -108,6 +114,7 @@ class Runner:
             block_tables=self._fill_tables(parts),
             logit_rows=np.array(logit_rows, np.int32),
             num_decodes=len(singles),
+            adapters=adapters_of(parts),
         )
         return Work(batch, parts, sampled, drafts, scored)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from common.layout import NULL_BLOCK
 from decoder.draft_pace import DraftPace
 
 if TYPE_CHECKING:
+    from decoder.adapter_pool import AdapterUse
     from decoder.prompt_logprobs import PromptScores
     from decoder.structure import Constraint, SampleStructure
 
@@ -101,6 +102,7 @@ class Request:
     session_handle: of the kept conversation that comes before `prompt`, whose tokens are not known yet; empty: none
     session_tokens: of that conversation to go on from; 0: all
     keep_seconds:   that each sample is kept after its end; 0: not at all
+    adapter:        that its tokens are computed with; None: the base
     tenant:         whose turn in the queue it takes, and nothing else; "" is a tenant like any other
     tenant_weight:  its part of the decoder where tenants compete, finite and > 0
     """
@@ -126,8 +128,14 @@ class Request:
     keep_seconds: float = 0.0
     speculation: SpeculationParams | None = None
     beam: BeamParams | None = None
+    adapter: AdapterUse | None = field(default=None, repr=False, compare=False)
     tenant: str = ""
     tenant_weight: float = 1.0
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """Of its adapter's content; empty for the base."""
+        return b"" if self.adapter is None else self.adapter.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,12 @@ class Sequence:
     def table(self) -> IntArray:
         """int32 [num_blocks], the block table; a view."""
         return self._table[: self.num_blocks]
+
+    @property
+    def adapter(self) -> Any:
+        """The adapter as a batch holds it; None: the base."""
+        use = self.request.adapter
+        return None if use is None else use.weights
 
     @property
     def num_prompt(self) -> int:

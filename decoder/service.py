@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from common.errors import InvalidArgument, ResourceExhausted, Unavailable
 from common.interceptors import failure_fields
+from decoder.adapter_pool import AdapterPool
 from decoder.engine import Engine
 from decoder.outputs import EndReason, SampleToken, StepResult
 from decoder.sampler import Logprobs
@@ -42,6 +43,7 @@ class Backend:
     engine: Engine
     model: ServedModel
     welcome: decode_pb2.Welcome
+    adapters: AdapterPool | None = None
 
 
 class GatewayStream:
@@ -122,7 +124,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
     async def _read(
         self, backend: Backend, stream: GatewayStream, requests: AsyncIterator[decode_pb2.ConnectRequest]
     ) -> None:
-        submissions = Submissions(backend.engine, backend.model, stream)
+        submissions = Submissions(backend.engine, backend.model, stream, backend.adapters)
         try:
             async for request in requests:
                 match request.WhichOneof("message"):

@@ -234,6 +234,7 @@ class StepLoop:
                 base_handle=request.session_handle,
                 base_tokens=request.session_tokens,
                 will_keep=request.keep_seconds > 0,
+                adapter_digest=request.adapter_digest,
             )
             self._client.send(session, command)
 

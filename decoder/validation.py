@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from common.adapter_folder import check_adapter_name
 from common.errors import InvalidArgument, Unimplemented
 from common.labels import check_label
 from common.tokens import unpack_tokens
@@ -72,6 +73,8 @@ def request_of(submit: decode_pb2.Submit, model: ServedModel) -> Request:
     _check_session(submit)
     _whole("priority", submit.priority, -100, 100)
     check_label(submit.request_label)
+    if submit.adapter:
+        check_adapter_name(submit.adapter)
     num_prompt_logprobs = _prompt_logprobs(submit, len(prompt))
     constrained = _check_constraint(submit)
     no_cache = not model.prefix_cache

@@ -40,6 +40,7 @@ def build_submission(
         session_handle=plan.session.handle,
         session_tokens=plan.session.num_tokens,
         keep_seconds=plan.session.keep_seconds,
+        adapter=request.adapter,
         tenant=caller.tenant,
         tenant_weight=caller.weight,
     )

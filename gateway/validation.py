@@ -1,7 +1,7 @@
 """Every field of a request against what its proto comment allows. Pure; the only place that knows these bounds.
 
 Owns the rule that a value is accepted as documented or refused by its proto path: INVALID_ARGUMENT with what is
-allowed, UNIMPLEMENTED for a field of a later version. Comparisons are written so that NaN fails them. Fields that
+allowed. Comparisons are written so that NaN fails them. Fields that
 this build does not know are ignored and never passed on. Called by `gateway/service.py`; the decoder checks again.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from common.errors import InvalidArgument, Unimplemented
+from common.adapter_folder import check_adapter_name
+from common.errors import InvalidArgument
 from common.labels import check_label
 from gateway.sessions import NO_SESSION, SessionPlan, check_session
 from tessera.common.v1 import common_pb2
@@ -57,9 +58,11 @@ class Plan:
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> Plan:
-    """Check all fields but the length of the prompt. Raises InvalidArgument or Unimplemented at the first bad one."""
+    """Check all fields but the length of the prompt. Raises InvalidArgument at the first bad one."""
     _check_scope(request)
-    _check_later_versions(request)
+    if request.adapter:
+        check_adapter_name(request.adapter)
+    _check_cache(request.cache)
     _check_speculation(request.speculation)
     num_samples = _check_sampling(request.sampling, limits)
     _check_stopping(request.stopping, limits)
@@ -159,14 +162,7 @@ def _check_scope(request: inference_pb2.GenerateRequest) -> None:
         )
 
 
-def _check_later_versions(request: inference_pb2.GenerateRequest) -> None:
-    cache = request.cache
-    later = {
-        "adapter": bool(request.adapter),
-    }
-    for field, is_set in later.items():
-        if is_set:
-            raise _unimplemented(field)
+def _check_cache(cache: inference_pb2.Cache) -> None:
     if cache.HasField("priority"):
         _whole("cache.priority", cache.priority, 0, 100)
     if cache.HasField("ttl_seconds") and not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
@@ -274,8 +270,3 @@ def _whole(field: str, value: int, low: int, high: int) -> None:
 def _signed(field: str, value: float) -> None:
     if not -100 <= value <= 100:
         raise InvalidArgument(field, "allowed is a number in [-100, 100]")
-
-
-def _unimplemented(field: str) -> Unimplemented:
-    return Unimplemented(f"{field}: this build does not serve it", reason="FIELD_UNIMPLEMENTED",
-                         metadata={"field": field})  # fmt: skip

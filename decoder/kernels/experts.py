@@ -43,6 +43,7 @@ from decoder.kernels.frame import (
     LAYER_GATE_UP,
     LAYER_POST_NORM,
     LAYER_ROUTER,
+    NO_ADAPTER,
     NORMED,
     RESIDUAL,
     ROUTED,
@@ -152,7 +153,7 @@ def mix_experts(kernels: Any, frame: Any, weights: int, counter: int, rank: int,
     control, size, hidden, inner = frame[CONTROL], frame[SIZE], frame[HIDDEN], frame[EXPERT_INNER]
     used, epsilon = frame[EXPERTS_USED], simd.load_float(frame[EPSILON])
     product(
-        kernels, frame, counter, rank, STORE, frame[NORMED], frame[TOKENS], hidden,
+        kernels, frame, NO_ADAPTER, counter, rank, STORE, frame[NORMED], frame[TOKENS], hidden,
         simd.load_int64(weights + LAYER_ROUTER * 8), frame[ROUTER_COLUMNS], frame[ROUTED], frame[ROUTER_COLUMNS],
     )  # fmt: skip
     for row in range(first, last):

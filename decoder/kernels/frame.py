@@ -27,8 +27,9 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     SCORE_CAP, LOGIT_CAP,
     EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
+    ADAPTERS, LOWERED, LOWERED_BYTES,
     FRAME_WORDS,
-) = range(92)  # fmt: skip
+) = range(95)  # fmt: skip
 
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
 CAP_SIZE_OFFSET: Final = 4
@@ -40,6 +41,13 @@ CAP_SIZE_OFFSET: Final = 4
     LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_POST_MLP_NORM, LAYER_COSINES, LAYER_SINES, LAYER_WINDOW,
     LAYER_ROUTER, LAYER_WORDS,
 ) = range(16)  # fmt: skip
+
+# ADAPTERS is 0 where no row has an adapter, else the address of one int64 a row: the address of its adapter's table, or
+# 0. A table has an entry of ADAPTER_WORDS for each layer and adapted product (`decoder/models/adapter_weights.py`).
+# LOWERED are rows of LOWERED_BYTES.
+ADAPT_QKV, ADAPT_MIX, ADAPT_GATE_UP, ADAPT_DOWN, ADAPTED_PRODUCTS = range(5)
+ADAPTER_DOWN, ADAPTER_UP, ADAPTER_RANKS, ADAPTER_WORDS = range(4)
+NO_ADAPTER: Final = -1  # in place of an entry: a product that is never adapted
 
 NO_WINDOW: Final = 1 << 30  # keys a query sees where the layer has no window
 

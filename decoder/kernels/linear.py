@@ -12,14 +12,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from decoder.kernels import simd, sync
+from decoder.kernels.adapters import lower, raise_sums
 from decoder.kernels.block_products import block_product
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
+    ADAPTERS,
     CAP_SIZE_OFFSET,
     CONTROL,
     COUNTER_BYTES,
     COUNTERS,
     LOGIT_CAP,
+    NO_ADAPTER,
     ROW_BLOCK,
     SCRATCH,
     SCRATCH_BYTES,
@@ -63,12 +66,13 @@ def finish(
 
 @kernel
 def linear(
-    kernels: Any, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int, depth: int,
-    weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
+    kernels: Any, frame: Any, adapted: int, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int,
+    depth: int, weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
 ) -> None:  # fmt: skip
     """This thread's share of `inputs [rows, depth] @ weights` with `pairs` pairs of column blocks.
 
     Tasks are taken from the shared counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone.
+    `adapted` is the entry of the product in an adapter's table where rows of the step may have one, else NO_ADAPTER.
     """
     panels = (rows + _PANEL_ROWS - 1) // _PANEL_ROWS
     grain = max(1, pairs // (size * 32))
@@ -86,19 +90,24 @@ def linear(
                 block_product(
                     kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
                 )
+                if adapted != NO_ADAPTER:
+                    raise_sums(frame, adapted, scratch, row, here, pair)
                 finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
 
 
 @kernel
 def product(
-    kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
+    kernels: Any, frame: Any, entry: int, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
     weights: int, columns: int, out: int, out_columns: int,
 ) -> None:  # fmt: skip
-    """`linear` with the frame's scratch memory, and a barrier after it."""
+    """`linear` with the frame's scratch memory, and a barrier after it. `entry` is that in an adapter's table."""
+    adapted = entry if frame[ADAPTERS] else NO_ADAPTER
+    if adapted != NO_ADAPTER:
+        lower(kernels, frame, adapted, rank, inputs, rows, depth)
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
     pair_bytes = depth * 32 * weight_bytes(kernels)
     linear(
-        kernels, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows, depth,
-        weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
+        kernels, frame, adapted, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows,
+        depth, weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
     )  # fmt: skip
     sync.barrier(frame[CONTROL], frame[SIZE])

@@ -132,6 +132,27 @@ def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, v
     )
 
 
+def load_input(kernels: Any, base: int, row: int, column: int, columns: int) -> Any:
+    """Sixteen elements of a matmul input as float32, as `store_input` has laid them out."""
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(load_input)
+def _load_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
+    if not uses_tiles(kernels):
+        return lambda kernels, base, row, column, columns: simd.load_floats(base + (row * columns + column) * 4)
+    if split_inputs(kernels):
+
+        def parts(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
+            source = base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 2048 + (row & 15) * 64 + (column & 31) * 2
+            return simd.add(simd.load_bf16(source), simd.load_bf16(source + 1024))
+
+        return parts
+    return lambda kernels, base, row, column, columns: simd.load_bf16(
+        base + ((row >> 4) * (columns >> 5) + (column >> 5)) * 1024 + (row & 15) * 64 + (column & 31) * 2
+    )
+
+
 @kernel
 def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> None:
     """Copy one embedding row into the float32 residual."""

@@ -18,10 +18,15 @@ import numpy as np
 from numba import types
 
 from decoder.kernels import amx, simd, sync
+from decoder.kernels.adapters import entry_of
 from decoder.kernels.attention import attention, combine
 from decoder.kernels.compiled import cached_entry, kernel, variant
 from decoder.kernels.experts import mix_experts
 from decoder.kernels.frame import (
+    ADAPT_DOWN,
+    ADAPT_GATE_UP,
+    ADAPT_MIX,
+    ADAPT_QKV,
     BRANCH,
     CONTROL,
     COUNTER_BYTES,
@@ -51,6 +56,7 @@ from decoder.kernels.frame import (
     LOGITS,
     MIXED,
     MIXED_COLUMNS,
+    NO_ADAPTER,
     NORMED,
     NUM_LAYERS,
     NUM_LOGITS,
@@ -125,7 +131,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
     sync.barrier(control, size)
     product(
-        kernels, frame, counter, rank, STORE, frame[NORMED], tokens, hidden,
+        kernels, frame, entry_of(layer, ADAPT_QKV), counter, rank, STORE, frame[NORMED], tokens, hidden,
         simd.load_int64(weights + LAYER_QKV * 8), frame[QKV_COLUMNS], frame[QKV], frame[QKV_COLUMNS],
     )  # fmt: skip
     for row in range(first, last):
@@ -138,8 +144,8 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         combine(kernels, frame, layer, rank, size, scratch)
         sync.barrier(control, size)
     product(
-        kernels, frame, counter + 2, rank, ending, frame[MIXED], tokens, frame[MIXED_COLUMNS],
-        simd.load_int64(weights + LAYER_MIX * 8), hidden, branch, hidden,
+        kernels, frame, entry_of(layer, ADAPT_MIX), counter + 2, rank, ending, frame[MIXED], tokens,
+        frame[MIXED_COLUMNS], simd.load_int64(weights + LAYER_MIX * 8), hidden, branch, hidden,
     )  # fmt: skip
     if after:
         _add_branch(frame, simd.load_int64(weights + LAYER_POST_MIX_NORM * 8), first, last)
@@ -151,11 +157,11 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         mix_experts(kernels, frame, weights, counter + 3, rank, first, last)
         return
     product(
-        kernels, frame, counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens, hidden,
-        simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
+        kernels, frame, entry_of(layer, ADAPT_GATE_UP), counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens,
+        hidden, simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
     )  # fmt: skip
     product(
-        kernels, frame, counter + 4, rank, ending, frame[GATED], tokens, inner,
+        kernels, frame, entry_of(layer, ADAPT_DOWN), counter + 4, rank, ending, frame[GATED], tokens, inner,
         simd.load_int64(weights + LAYER_DOWN * 8), hidden, branch, hidden,
     )  # fmt: skip
     if after:
@@ -183,8 +189,8 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
         normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
     sync.barrier(frame[CONTROL], size)
     product(
-        kernels, frame, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED], wanted, hidden,
-        frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
+        kernels, frame, NO_ADAPTER, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED],
+        wanted, hidden, frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
     )  # fmt: skip
     leave(kernels)
 

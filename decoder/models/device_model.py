@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.errors import Internal
+from common.errors import Internal, Unimplemented
 from common.layout import KvDtype, KvLayout
 from decoder.batch import IntArray, StepBatch
 from decoder.kernels.block_copy.triton import copy
@@ -106,6 +106,8 @@ class DeviceModel:
         """Queue one step. With `draws` (on the device, one for each logit row) what comes back is the drawn ids."""
         blocks = self._blocks(arena)
         config = self.config
+        if batch.adapters:
+            raise Internal("a batch names adapters, which this model has never packed")
         check_batch(
             batch, num_blocks=blocks.shape[0], block_tokens=self.layout.block_tokens,
             max_position=config.max_position, vocab_size=config.vocab_size,
@@ -184,6 +186,13 @@ class DeviceModel:
         if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < blocks.shape[0]:
             raise Internal("a block id is outside the arena")
         scrub(blocks, torch.from_numpy(np.array(block_ids, np.int32)).to(self.device), poison=poison)
+
+    def pack_adapter(self, layers: Any) -> Any:
+        """Refuses: rows with adapters are computed on a CPU alone."""
+        raise Unimplemented(
+            "adapter: a decoder on a GPU computes none; the low-rank products would need a place in its decode graphs",
+            reason="FIELD_UNIMPLEMENTED", metadata={"field": "adapter"},
+        )  # fmt: skip
 
     def close(self) -> None:
         """Drop the recordings; the model can be used again."""

@@ -20,6 +20,7 @@ from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
+from decoder.models.adapter_weights import AdapterWeights, Layer
 from decoder.models.config import ModelConfig, ModelDigests, refuse
 from decoder.models.packing import Memory
 from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
@@ -119,6 +120,10 @@ class CausalLM:
             step.run(self._kernels, self._frame, 0)
         return logits
 
+    def pack_adapter(self, layers: tuple[Layer, ...]) -> AdapterWeights:
+        """A LoRA adapter of this model in the form that a batch's `adapters` hold. It may be called from any thread."""
+        return AdapterWeights(self.config, layers)
+
     def close(self) -> None:
         """End the step threads. The model can be used again; the threads then start anew."""
         if self._team is not None:
@@ -165,6 +170,8 @@ class CausalLM:
             raise Internal("the arrays of a batch have different lengths")
         if not tokens:
             return
+        if batch.adapters and len(batch.adapters) != sequences:
+            raise Internal("a batch names adapters for another number of sequences")
         lengths = np.diff(starts)
         if starts[0] != 0 or starts[-1] != tokens or lengths.min() < 1:
             raise Internal("query_starts are not prefix sums of positive lengths")

@@ -39,9 +39,9 @@ class Workspace:
         self._frame = frame
         # Inputs of products: float32, two bfloat16, or with AMX alone one.
         self._input = 2 if isinstance(kernels, sets.AmxKernels) else 4
-        self._tokens = self._logits = self._partials = 0
+        self._tokens = self._logits = self._partials = self._lowered = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
-        self._inputs: list[NDArray[Any]] = []
+        self._inputs: list[NDArray[Any]] = []  # what the frame points at
         head_dim, element = config.head_dim, layout.element_bytes
         frame[f.SIZE] = threads
         for index, value in (
@@ -186,7 +186,25 @@ class Workspace:
         frame[f.TOKENS], frame[f.NUM_LOGITS], frame[f.NUM_DECODES] = tokens, logits, decodes
         frame[f.SEQUENCES], frame[f.TABLE_WIDTH] = batch.context_lens.size, batch.block_tables.shape[1]
         frame[f.NUM_TASKS], frame[f.NUM_PARTIALS] = plan.tasks.shape[0], plan.num_slots
+        self._set_adapters(batch, owners)
         self._counters[...] = 0
         columns = int(frame[f.VOCAB_COLUMNS])
         buffer = self._buffers[f.LOGITS].view(np.float32).reshape(-1, columns)
         return buffer[:logits, : self._config.vocab_size]
+
+    def _set_adapters(self, batch: StepBatch, owners: NDArray[np.int32]) -> None:
+        """The adapter's table of every row, and room for what its products go down to; nothing where no row has one."""
+        frame = self._frame
+        frame[f.ADAPTERS] = 0
+        present = [adapter for adapter in batch.adapters if adapter is not None]
+        if not present:
+            return
+        tables = np.array([0 if item is None else item.table.ctypes.data for item in batch.adapters], np.int64)
+        rows = np.ascontiguousarray(tables[owners])
+        self._inputs.append(rows)
+        frame[f.ADAPTERS] = rows.ctypes.data
+        frame[f.LOWERED_BYTES] = round_up(max(adapter.ranks for adapter in present) * 4, _ALIGN)
+        needed = rows.size * int(frame[f.LOWERED_BYTES])
+        if needed > self._lowered:
+            self._lowered = 2 * needed
+            self._hold(f.LOWERED, self._lowered)

@@ -97,6 +97,7 @@ class Sequence:
     blocks: IntArray
     done: int = 0
     logits: list[NDArray[np.float32]] = field(default_factory=list)
+    adapter: Any = None
 
 
 def run_step(
@@ -118,6 +119,7 @@ def run_step(
         tables,
         np.arange(starts[-1], dtype=np.int32),
         sum(count == 1 for count in counts),
+        tuple(s.adapter for s, _ in parts) if any(s.adapter is not None for s, _ in parts) else (),
     )
     logits = model.forward(batch, arena)
     for index, (sequence, count) in enumerate(parts):
@@ -125,13 +127,15 @@ def run_step(
         sequence.done += count
 
 
-def run_prompt(model: CausalLM, token_ids: IntArray, *, chunk: int | None = None, seed: int = 0) -> NDArray[np.float32]:
+def run_prompt(
+    model: CausalLM, token_ids: IntArray, *, chunk: int | None = None, seed: int = 0, adapter: Any = None
+) -> NDArray[np.float32]:
     """Logits at every position of one prompt, on scattered blocks of a poisoned arena, in chunks."""
     tokens = model.layout.block_tokens
     needed = -(-token_ids.size // tokens)
     arena = poisoned_arena(model, 2 * needed + 2)
     blocks = (np.random.default_rng(seed).permutation(2 * needed + 2)[:needed] + 1).astype(np.int32)
-    sequence = Sequence(token_ids, blocks)
+    sequence = Sequence(token_ids, blocks, adapter=adapter)
     while sequence.done < token_ids.size:
         run_step(model, arena, [(sequence, min(chunk or token_ids.size, token_ids.size - sequence.done))])
     return np.concatenate(sequence.logits)

@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from common.layout import KvDtype, KvLayout
 from common.rpc import unix_target
 from decoder.cache_api import AbortAsked, Acquire, Acquired, Attached, Event, Lost
 from decoder.cache_client import GrpcCacheClient
-from decoder.cache_messages import Pending, event_of, failure_error
+from decoder.cache_messages import Pending, event_of, failure_error, request_of
 from decoder.engine import Engine, EngineOptions
-from decoder.sequence import Request, RequestNumber, SamplingParams, SequenceId, StoppingParams
+from decoder.holdings import Held, Holdings
+from decoder.resume_messages import SessionProof, resume_message
+from decoder.sequence import LeaseId, Request, RequestNumber, SamplingParams, SequenceId, StoppingParams
 from decoder.session_target import SessionTarget
 from tessera.admin.v1 import admin_pb2
 from tessera.cache.v1 import cache_pb2
@@ -328,3 +331,21 @@ def test_requests_never_show_grants_or_prompts() -> None:
     command = Acquire(SequenceId(1), b"GRANT", b"TOKENS", "r", 0, False, False, False, 50)
     assert "GRANT" not in repr(item) + repr(command)
     assert "TOKENS" not in repr(command) and "77" not in repr(item)
+
+
+def test_an_adapter_is_part_of_the_key_of_its_requests_alone() -> None:
+    """An acquire, and what is held when a stream breaks, carry the digest of their adapter and all of the model's key;
+    those without one the model's key as it is."""
+    key = common_pb2.CacheKey(weights_digest=b"w", tokenizer_digest=b"t", layout_version=1)
+    held = Held(LeaseId(1), b"g", b"", np.zeros(1, np.int32), 0, None, "r", 0, False, 50, 0.0)
+    command = Acquire(SequenceId(1), b"g", b"", "r", 0, False, False, False, 50)
+    memory: Any = SimpleNamespace(read_nonce=lambda: b"n")
+    for digest in (b"", b"adapter"):
+        wanted = common_pb2.CacheKey(
+            weights_digest=b"w", tokenizer_digest=b"t", layout_version=1, adapter_digest=digest
+        )
+        acquire = request_of(replace(command, adapter_digest=digest), 1, 0, key).acquire
+        holdings = Holdings((replace(held, adapter_digest=digest),), np.zeros(0, np.int32))
+        resumed = resume_message(SessionProof(1, 1, b"p", memory), holdings, key)
+        assert acquire.key == resumed.sequences[0].key == wanted
+    assert not key.adapter_digest

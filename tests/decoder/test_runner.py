@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from decoder.adapter_pool import AdapterUse
 from decoder.runner import Runner
 from decoder.scheduler import Plan
 from decoder.sequence import LeaseId, Sequence, SequenceId
@@ -66,3 +69,13 @@ def test_buffers_grow_to_the_step() -> None:
     small = sequence_of(2, [5, 6], 1, [9])
     batch = runner.build(Plan(chunks=[(small, 1)])).batch
     assert (batch.token_ids.tolist(), batch.block_tables.tolist()) == ([6], [[9]])
+
+
+def test_adapters_are_those_of_the_sequences_in_their_order() -> None:
+    """Each sequence of a batch has its own request's adapter; where none has one there are none to look at."""
+    adapters = [AdapterUse(weights, b"d") for weights in ("A", "B")]
+    plain, whole, last = (sequence_of(n, [11, 12, 13], 2 if n != 2 else 0, [n]) for n in (1, 2, 3))
+    assert Runner(4, 8).build(Plan(decodes=[plain], chunks=[(whole, 3), (last, 1)])).batch.adapters == ()
+    whole.request = replace(whole.request, adapter=adapters[0])
+    last.request = replace(last.request, adapter=adapters[1])
+    assert Runner(4, 8).build(Plan(decodes=[plain], chunks=[(whole, 3), (last, 1)])).batch.adapters == (None, "B", "A")

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from common.adapter_folder import adapter_not_found
+from common.errors import InvalidArgument
 from common.tokens import pack_tokens
 from decoder import submissions
+from decoder.adapter_pool import AdapterUse
 from decoder.outputs import StepResult
 from decoder.submissions import MAX_COMPILING, Submissions
 from decoder.validation import ServedModel
@@ -25,8 +28,10 @@ class RecordingEngine:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.adapters: dict[int, bytes] = {}
 
     def submit(self, request: Any, sink: Any) -> None:
+        self.adapters[request.number] = request.adapter_digest
         self.calls.append(("submit", request.number, request.constraint is not None))
 
     def cancel(self, sink: Any, number: int, sample: int | None = None, *, finish: bool = False) -> None:
@@ -55,10 +60,32 @@ def submission(number: int, regex: str | None = None, **stopping: Any) -> decode
     return message
 
 
-def run(body: Callable[[Submissions, RecordingEngine, Failures], Awaitable[None]]) -> None:
+class GatedPool:
+    """A pool in which `ready` adapters are in memory, and others come, or fail, when the gate opens."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.ready = {"there": AdapterUse(None, b"there")}
+
+    def find(self, name: str) -> AdapterUse | None:
+        if name == "never":
+            raise adapter_not_found(name)
+        return self.ready.get(name)
+
+    def load(self, name: str) -> AdapterUse:
+        self.gate.wait(20)
+        if name == "broken":
+            raise InvalidArgument("adapter", "is broken")
+        return AdapterUse(None, name.encode())
+
+
+def run(
+    body: Callable[[Submissions, RecordingEngine, Failures], Awaitable[None]], pool: GatedPool | None = None
+) -> None:
     async def inside() -> None:
         engine, sink = RecordingEngine(), Failures()
-        entry = Submissions(engine, ServedModel(VOCAB, 64, frozenset({EOS})), sink)  # type: ignore[arg-type]
+        model = ServedModel(VOCAB, 64, frozenset({EOS}))
+        entry = Submissions(engine, model, sink, pool)  # type: ignore[arg-type]
         await body(entry, engine, sink)
         entry.close()
 
@@ -121,5 +148,40 @@ def test_bad_ones_fail_alone() -> None:
             5: "INVALID_ARGUMENT", last: "QUEUE_FULL", last - 1: "QUEUE_FULL", last - 2: "QUEUE_FULL",
         }  # fmt: skip
         assert [call[1] for call in engine.calls] == list(range(100, 99 + MAX_COMPILING))
+
+    run(body)
+
+
+def test_adapters_that_are_read_hold_up_nobody() -> None:
+    """One in memory goes on at once; those that are read come after the others, with a constraint too; one that is
+    cancelled meanwhile never comes, and one that is unknown, broken or no name fails alone."""
+    pool = GatedPool()
+
+    async def body(entry: Submissions, engine: RecordingEngine, sink: Failures) -> None:
+        entry.tell_vocabulary(told())
+        named = {1: "slow", 2: "there", 3: "", 4: "slow", 5: "broken", 6: "never", 7: ".a", 8: "slow"}
+        for number, name in named.items():
+            message = submission(number, "a+" if number == 8 else None)
+            message.adapter = name
+            entry.submit(message)
+        entry.cancel(decode_pb2.Cancel(request=4))
+        assert [call[1] for call in engine.calls] == [2, 3]
+        pool.gate.set()
+        await settled(entry)
+        assert engine.calls[2:] == [("submit", 1, False), ("submit", 8, True)]
+        assert engine.adapters == {1: b"slow", 2: b"there", 3: b"", 8: b"slow"}
+        assert sink.failed == {5: "INVALID_ARGUMENT", 6: "ADAPTER_NOT_FOUND", 7: "INVALID_ARGUMENT"}
+
+    run(body, pool)
+
+
+def test_without_a_pool_an_adapter_is_refused_by_name() -> None:
+    """A decoder that serves no adapters says so, and does not answer with the base."""
+
+    async def body(entry: Submissions, engine: RecordingEngine, sink: Failures) -> None:
+        message = submission(1)
+        message.adapter = "a"
+        entry.submit(message)
+        assert (engine.calls, sink.failed) == ([], {1: "FIELD_UNIMPLEMENTED"})
 
     run(body)

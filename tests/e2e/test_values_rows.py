@@ -215,20 +215,6 @@ def test_constrained_answers_match_and_bad_constraints_are_refused(
         assert f"output.constraint.{next(iter(kind))}" in str(caught.value.details())
 
 
-@pytest.mark.parametrize("field", ["adapter"])
-def test_fields_of_later_versions_are_refused_by_name(node: Node, solo: Solo, prompts: Prompts, field: str) -> None:
-    """A field that this build does not serve is UNIMPLEMENTED with its name, never ignored."""
-    request = make_request(prompts.tokens(8), new=2)
-    match field:
-        case "adapter":
-            request.adapter = "sql"
-    with pytest.raises(grpc.RpcError) as caught:
-        node.generate(request)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert field in str(caught.value.details())
-    solo.probe(node)
-
-
 @pytest.mark.parametrize(
     "value",
     ["", " ", "Bearer", "Bearer ", "Bearer \x01", "Bearer ../../default.key", "Bearer %00", "Bearer " + "k" * 129],

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tessera.inference.v1 import inference_pb2 as tessera_dot_inference_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/decode/v1/decode.proto\x12\x11tessera.decode.v1\x1a$tessera/inference/v1/inference.proto\"\xdb\x01\n\x0e\x43onnectRequest\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.tessera.decode.v1.SubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x19.tessera.decode.v1.CancelH\x00\x12/\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x1b.tessera.decode.v1.ConsumedH\x00\x12\x33\n\nvocabulary\x18\x04 \x01(\x0b\x32\x1d.tessera.decode.v1.VocabularyH\x00\x42\t\n\x07message\"\x82\x04\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05grant\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.tessera.inference.v1.Sampling\x12\x30\n\x08stopping\x18\x06 \x01(\x0b\x32\x1e.tessera.inference.v1.Stopping\x12,\n\x06output\x18\x07 \x01(\x0b\x32\x1c.tessera.inference.v1.Output\x12*\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1b.tessera.inference.v1.Cache\x12\x10\n\x08priority\x18\t \x01(\x03\x12\x15\n\rrequest_label\x18\n \x01(\t\x12\x16\n\x0esession_handle\x18\x0b \x01(\x0c\x12\x16\n\x0esession_tokens\x18\x0c \x01(\r\x12\x14\n\x0ckeep_seconds\x18\r \x01(\x01\x12(\n\x04\x62\x65\x61m\x18\x14 \x01(\x0b\x32\x1a.tessera.inference.v1.Beam\x12\x36\n\x0bspeculation\x18\x15 \x01(\x0b\x32!.tessera.inference.v1.Speculation\x12\x0e\n\x06tenant\x18\x18 \x01(\t\x12\x15\n\rtenant_weight\x18\x19 \x01(\x01\"\x1c\n\nVocabulary\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c\"G\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66inish\x18\x03 \x01(\x08\x42\x08\n\x06_index\"+\n\x08\x43onsumed\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"z\n\x0f\x43onnectResponse\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.tessera.decode.v1.WelcomeH\x00\x12-\n\x04step\x18\x02 \x01(\x0b\x32\x1d.tessera.decode.v1.StepOutputH\x00\x42\t\n\x07message\"\x8e\x01\n\x07Welcome\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tessera.inference.v1.Model\x12\x15\n\reos_token_ids\x18\x02 \x03(\x03\x12\x11\n\tmax_batch\x18\x03 \x01(\r\x12\x15\n\rwindow_tokens\x18\x04 \x01(\r\x12\x16\n\x0eweights_digest\x18\x05 \x01(\x0c\"\x81\x02\n\nStepOutput\x12+\n\x07started\x18\x01 \x03(\x0b\x32\x1a.tessera.decode.v1.Started\x12/\n\x06tokens\x18\x02 \x03(\x0b\x32\x1f.tessera.decode.v1.SampleTokens\x12\x33\n\x08\x66inished\x18\x03 \x03(\x0b\x32!.tessera.decode.v1.SampleFinished\x12.\n\x05\x65nded\x18\x04 \x03(\x0b\x32\x1f.tessera.decode.v1.RequestEnded\x12\x30\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32 .tessera.decode.v1.RequestFailed\"\xb5\x01\n\x07Started\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11queue_nanoseconds\x18\x03 \x01(\x04\x12\x13\n\x0b\x62\x61se_tokens\x18\x04 \x03(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12;\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\".tessera.inference.v1.TokenLogprob\"w\n\x0cSampleTokens\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".tessera.inference.v1.TokenLogprob\"\xc2\x01\n\x0eSampleFinished\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".tessera.inference.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0esession_handle\x18\x05 \x01(\x0c\x12\x16\n\x0esession_tokens\x18\x06 \x01(\rB\x10\n\x0e_stop_token_id\"\x7f\n\x0cRequestEnded\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x12\n\ncow_copies\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x04\"\xe3\x01\n\rRequestFailed\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12@\n\x08metadata\x18\x05 \x03(\x0b\x32..tessera.decode.v1.RequestFailed.MetadataEntry\x12\x1f\n\x17retry_after_nanoseconds\x18\x06 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x65\n\rDecodeService\x12T\n\x07\x43onnect\x12!.tessera.decode.v1.ConnectRequest\x1a\".tessera.decode.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/decode/v1/decode.proto\x12\x11tessera.decode.v1\x1a$tessera/inference/v1/inference.proto\"\xdb\x01\n\x0e\x43onnectRequest\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.tessera.decode.v1.SubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x19.tessera.decode.v1.CancelH\x00\x12/\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x1b.tessera.decode.v1.ConsumedH\x00\x12\x33\n\nvocabulary\x18\x04 \x01(\x0b\x32\x1d.tessera.decode.v1.VocabularyH\x00\x42\t\n\x07message\"\x93\x04\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05grant\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.tessera.inference.v1.Sampling\x12\x30\n\x08stopping\x18\x06 \x01(\x0b\x32\x1e.tessera.inference.v1.Stopping\x12,\n\x06output\x18\x07 \x01(\x0b\x32\x1c.tessera.inference.v1.Output\x12*\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x1b.tessera.inference.v1.Cache\x12\x10\n\x08priority\x18\t \x01(\x03\x12\x15\n\rrequest_label\x18\n \x01(\t\x12\x16\n\x0esession_handle\x18\x0b \x01(\x0c\x12\x16\n\x0esession_tokens\x18\x0c \x01(\r\x12\x14\n\x0ckeep_seconds\x18\r \x01(\x01\x12(\n\x04\x62\x65\x61m\x18\x14 \x01(\x0b\x32\x1a.tessera.inference.v1.Beam\x12\x36\n\x0bspeculation\x18\x15 \x01(\x0b\x32!.tessera.inference.v1.Speculation\x12\x0f\n\x07\x61\x64\x61pter\x18\x1a \x01(\t\x12\x0e\n\x06tenant\x18\x18 \x01(\t\x12\x15\n\rtenant_weight\x18\x19 \x01(\x01\"\x1c\n\nVocabulary\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c\"G\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66inish\x18\x03 \x01(\x08\x42\x08\n\x06_index\"+\n\x08\x43onsumed\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\"z\n\x0f\x43onnectResponse\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.tessera.decode.v1.WelcomeH\x00\x12-\n\x04step\x18\x02 \x01(\x0b\x32\x1d.tessera.decode.v1.StepOutputH\x00\x42\t\n\x07message\"\x8e\x01\n\x07Welcome\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tessera.inference.v1.Model\x12\x15\n\reos_token_ids\x18\x02 \x03(\x03\x12\x11\n\tmax_batch\x18\x03 \x01(\r\x12\x15\n\rwindow_tokens\x18\x04 \x01(\r\x12\x16\n\x0eweights_digest\x18\x05 \x01(\x0c\"\x81\x02\n\nStepOutput\x12+\n\x07started\x18\x01 \x03(\x0b\x32\x1a.tessera.decode.v1.Started\x12/\n\x06tokens\x18\x02 \x03(\x0b\x32\x1f.tessera.decode.v1.SampleTokens\x12\x33\n\x08\x66inished\x18\x03 \x03(\x0b\x32!.tessera.decode.v1.SampleFinished\x12.\n\x05\x65nded\x18\x04 \x03(\x0b\x32\x1f.tessera.decode.v1.RequestEnded\x12\x30\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32 .tessera.decode.v1.RequestFailed\"\xb5\x01\n\x07Started\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11queue_nanoseconds\x18\x03 \x01(\x04\x12\x13\n\x0b\x62\x61se_tokens\x18\x04 \x03(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12;\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\".tessera.inference.v1.TokenLogprob\"w\n\x0cSampleTokens\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08logprobs\x18\x04 \x03(\x0b\x32\".tessera.inference.v1.TokenLogprob\"\xc2\x01\n\x0eSampleFinished\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".tessera.inference.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0esession_handle\x18\x05 \x01(\x0c\x12\x16\n\x0esession_tokens\x18\x06 \x01(\rB\x10\n\x0e_stop_token_id\"\x7f\n\x0cRequestEnded\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x12\n\ncow_copies\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\x04\"\xe3\x01\n\rRequestFailed\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12@\n\x08metadata\x18\x05 \x03(\x0b\x32..tessera.decode.v1.RequestFailed.MetadataEntry\x12\x1f\n\x17retry_after_nanoseconds\x18\x06 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x65\n\rDecodeService\x12T\n\x07\x43onnect\x12!.tessera.decode.v1.ConnectRequest\x1a\".tessera.decode.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTREQUEST']._serialized_start=92
   _globals['_CONNECTREQUEST']._serialized_end=311
   _globals['_SUBMIT']._serialized_start=314
-  _globals['_SUBMIT']._serialized_end=828
-  _globals['_VOCABULARY']._serialized_start=830
-  _globals['_VOCABULARY']._serialized_end=858
-  _globals['_CANCEL']._serialized_start=860
-  _globals['_CANCEL']._serialized_end=931
-  _globals['_CONSUMED']._serialized_start=933
-  _globals['_CONSUMED']._serialized_end=976
-  _globals['_CONNECTRESPONSE']._serialized_start=978
-  _globals['_CONNECTRESPONSE']._serialized_end=1100
-  _globals['_WELCOME']._serialized_start=1103
-  _globals['_WELCOME']._serialized_end=1245
-  _globals['_STEPOUTPUT']._serialized_start=1248
-  _globals['_STEPOUTPUT']._serialized_end=1505
-  _globals['_STARTED']._serialized_start=1508
-  _globals['_STARTED']._serialized_end=1689
-  _globals['_SAMPLETOKENS']._serialized_start=1691
-  _globals['_SAMPLETOKENS']._serialized_end=1810
-  _globals['_SAMPLEFINISHED']._serialized_start=1813
-  _globals['_SAMPLEFINISHED']._serialized_end=2007
-  _globals['_REQUESTENDED']._serialized_start=2009
-  _globals['_REQUESTENDED']._serialized_end=2136
-  _globals['_REQUESTFAILED']._serialized_start=2139
-  _globals['_REQUESTFAILED']._serialized_end=2366
-  _globals['_REQUESTFAILED_METADATAENTRY']._serialized_start=2319
-  _globals['_REQUESTFAILED_METADATAENTRY']._serialized_end=2366
-  _globals['_DECODESERVICE']._serialized_start=2368
-  _globals['_DECODESERVICE']._serialized_end=2469
+  _globals['_SUBMIT']._serialized_end=845
+  _globals['_VOCABULARY']._serialized_start=847
+  _globals['_VOCABULARY']._serialized_end=875
+  _globals['_CANCEL']._serialized_start=877
+  _globals['_CANCEL']._serialized_end=948
+  _globals['_CONSUMED']._serialized_start=950
+  _globals['_CONSUMED']._serialized_end=993
+  _globals['_CONNECTRESPONSE']._serialized_start=995
+  _globals['_CONNECTRESPONSE']._serialized_end=1117
+  _globals['_WELCOME']._serialized_start=1120
+  _globals['_WELCOME']._serialized_end=1262
+  _globals['_STEPOUTPUT']._serialized_start=1265
+  _globals['_STEPOUTPUT']._serialized_end=1522
+  _globals['_STARTED']._serialized_start=1525
+  _globals['_STARTED']._serialized_end=1706
+  _globals['_SAMPLETOKENS']._serialized_start=1708
+  _globals['_SAMPLETOKENS']._serialized_end=1827
+  _globals['_SAMPLEFINISHED']._serialized_start=1830
+  _globals['_SAMPLEFINISHED']._serialized_end=2024
+  _globals['_REQUESTENDED']._serialized_start=2026
+  _globals['_REQUESTENDED']._serialized_end=2153
+  _globals['_REQUESTFAILED']._serialized_start=2156
+  _globals['_REQUESTFAILED']._serialized_end=2383
+  _globals['_REQUESTFAILED_METADATAENTRY']._serialized_start=2336
+  _globals['_REQUESTFAILED_METADATAENTRY']._serialized_end=2383
+  _globals['_DECODESERVICE']._serialized_start=2385
+  _globals['_DECODESERVICE']._serialized_end=2486
 # @@protoc_insertion_point(module_scope)

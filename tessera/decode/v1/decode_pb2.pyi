@@ -20,7 +20,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds", "beam", "speculation", "tenant", "tenant_weight")
+    __slots__ = ("request", "request_id", "grant", "tokens", "sampling", "stopping", "output", "cache", "priority", "request_label", "session_handle", "session_tokens", "keep_seconds", "beam", "speculation", "adapter", "tenant", "tenant_weight")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Submit(_message.Message):
     KEEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BEAM_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request: int
@@ -53,9 +54,10 @@ class Submit(_message.Message):
     keep_seconds: float
     beam: _inference_pb2.Beam
     speculation: _inference_pb2.Speculation
+    adapter: str
     tenant: str
     tenant_weight: float
-    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ..., beam: _Optional[_Union[_inference_pb2.Beam, _Mapping]] = ..., speculation: _Optional[_Union[_inference_pb2.Speculation, _Mapping]] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., request_id: _Optional[str] = ..., grant: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., output: _Optional[_Union[_inference_pb2.Output, _Mapping]] = ..., cache: _Optional[_Union[_inference_pb2.Cache, _Mapping]] = ..., priority: _Optional[int] = ..., request_label: _Optional[str] = ..., session_handle: _Optional[bytes] = ..., session_tokens: _Optional[int] = ..., keep_seconds: _Optional[float] = ..., beam: _Optional[_Union[_inference_pb2.Beam, _Mapping]] = ..., speculation: _Optional[_Union[_inference_pb2.Speculation, _Mapping]] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("tokens",)
