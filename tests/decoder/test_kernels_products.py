@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from decoder.kernels import amx, frame, sets, simd
 from decoder.kernels.block_products import block_product
 from decoder.kernels.compiled import entry
-from decoder.kernels.rows import store_input
+from decoder.kernels.rows import load_input, store_input
 from decoder.kernels.step import enter, leave
 from decoder.models.packing import Memory, pack, to_bfloat16
 from tests.decoder.amx_emulation import emulate
@@ -100,3 +100,27 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: type[sets.Kernels]) -> No
     alone = values.copy()
     alone[33:] = 0
     assert np.array_equal(_product(kernels, alone, weights, 32, 32)[0], want[0])
+
+
+@entry
+def _store_and_load(kernels: Any, source: int, inputs: int, target: int) -> None:
+    for line in range(ROWS):
+        for column in range(0, DEPTH, 16):
+            vector = simd.load_floats(source + (line * DEPTH + column) * 4)
+            store_input(kernels, inputs, line, column, DEPTH, vector)
+    for line in range(ROWS):
+        for column in range(0, DEPTH, 16):
+            simd.store_floats(target + (line * DEPTH + column) * 4, load_input(kernels, inputs, line, column, DEPTH))
+
+
+@pytest.mark.parametrize("kind", EXACTNESS, ids=lambda kind: kind.__name__)
+def test_inputs_are_read_back_as_they_were_stored(kind: type[sets.Kernels]) -> None:
+    """An adapter's products read what the base's product reads: the same numbers in every layout of inputs."""
+    values = np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32)
+    inputs, read = np.zeros(ROWS * DEPTH, np.float32), np.zeros((ROWS, DEPTH), np.float32)
+    _store_and_load(kind(), values.ctypes.data, inputs.ctypes.data, read.ctypes.data)
+    if kind in (sets.Bfloat16Kernels, sets.AmxKernels):
+        assert np.array_equal(read, (to_bfloat16(values).astype(np.uint32) << 16).view(np.float32))
+    else:
+        bound = 2.0**-16 if kind is sets.AmxWideKernels else 0.0
+        assert (np.abs(read - values) <= bound * np.abs(values)).all()
