@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cachemgr.arena.maker import open_place
 from cachemgr.daemon import Daemon
+from cachemgr.heap import give_large_arrays_back
 from common.config import Options, build_parser, load_options
 from common.logs import configure_logs
 from common.serving import EXIT_USAGE, run_service, settle_heap
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     configure_logs("cachemgr", options.log_level)
     os.umask(0o077)
+    give_large_arrays_back()
     return run_service(lambda stop: serve(options, stop))
 
 

@@ -137,7 +137,7 @@ class Children:
         chunk = self._swept % len(self._keys)
         self._swept = chunk + 1
         keys = self._keys[chunk]
-        self._keys[chunk] = [key for key in keys if key in self._nodes]
+        self._keys[chunk] = list(filter(self._nodes.__contains__, keys))
         self._num_keys += len(self._keys[chunk]) - len(keys)
         if not self._keys[chunk] and self._borders:
             del self._keys[chunk], self._borders[max(chunk - 1, 0)]

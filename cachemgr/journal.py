@@ -41,6 +41,7 @@ _HEAD: Final = struct.Struct("<QIIIIQ")
 _MASK: Final = (1 << 64) - 1
 _HOLDER_KEY: Final = 0x9E3779B97F4A7C15  # spreads small numbers, so that a damaged one is none
 _HOLDER_INVERSE: Final = pow(_HOLDER_KEY, -1, 1 << 64)
+_SLOTS_AT_ONCE: Final = 256  # a list of all of them would be megabytes
 _HEAD_TYPE: Final = np.dtype(f"V{_HEAD.size}")
 
 
@@ -81,7 +82,7 @@ class IndexJournal:
         self._positions = np.arange(count + 1, dtype=np.uint32)
         self._known: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._owner_slots: dict[str, int] = {}
-        self._free_trees: list[int] | None = None
+        self._free_trees: list[int] = []
         self._stamp = 1
         self._reserve(64)
         self._clear()
@@ -222,8 +223,8 @@ class IndexJournal:
 
     def _add_tree(self, owner: str, tree: Tree) -> tuple[int, int] | None:
         """A slot for a tree; None where it cannot be told apart from too many others: it is not recorded then."""
-        if self._free_trees is None:
-            self._free_trees = self.trees.free_slots()
+        if not self._free_trees:
+            self._free_trees = self.trees.free_slots(_SLOTS_AT_ONCE)
         if not self._free_trees:
             self._recycle()
         owner_slot = self._owner_slot(owner)
@@ -239,10 +240,10 @@ class IndexJournal:
         slot = self._owner_slots.get(owner)
         if slot is not None:
             return slot
-        free = self.owners.free_slots()
+        free = self.owners.free_slots(1)
         if not free:
             self._recycle()
-            free = self.owners.free_slots()
+            free = self.owners.free_slots(1)
         name = owner.encode()
         if not free or len(name) > OWNER_BYTES - 8:
             return None
@@ -261,7 +262,7 @@ class IndexJournal:
         owners = {owner for owner, _ in self._known}
         for owner in self._owner_slots.keys() - owners:
             self.owners.erase(self._owner_slots.pop(owner))
-        self._free_trees = self.trees.free_slots()
+        self._free_trees = self.trees.free_slots(_SLOTS_AT_ONCE)
 
 
 def _text(data: bytes) -> str:

@@ -72,7 +72,7 @@ class HolderTable:
             older = _unpack(known)
             holder = replace(holder, earlier_session=older.session, earlier_digest=older.token_digest)
         if slot is None:
-            free = self._table.free_slots()
+            free = self._table.free_slots(1)
             if not free:
                 return False
             slot = self._slots[_key(holder)] = free[-1]

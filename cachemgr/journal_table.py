@@ -57,7 +57,7 @@ class Table:
         slots: list[Any] = np.flatnonzero(self._digests).tolist()
         return [(slot, data) for slot in slots if (data := self.read(slot)) is not None]
 
-    def free_slots(self) -> list[int]:
-        """Slots with nothing in them, the lowest last."""
-        slots: list[int] = np.flatnonzero(self._digests == 0)[::-1].tolist()
+    def free_slots(self, limit: int) -> list[int]:
+        """The lowest slots with nothing in them, at most `limit`, the lowest last."""
+        slots: list[int] = np.flatnonzero(self._digests == 0)[:limit][::-1].tolist()
         return slots
