@@ -6,7 +6,7 @@ split keys as in Flash-Decoding 2023). So a chunked prefill, a one-shot prefill 
 A lane is one (token, query head of the group). Sixteen lanes are one vector: scores are [key, lane], states
 [head_dim, lane], so that a softmax needs no sum across a vector and keys need no transposing. A lane's sums do not
 depend on its place, so decodes whose tables share a span's blocks read it once, lanes of all of them in the tiles of
-one task (`decoder/models/attention_plan.py` finds them). Slots past a sequence's end are never used in a sum.
+one task (`decoder/kernels/attention_plan.py` finds them). Slots past a sequence's end are never used in a sum.
 """
 
 # Types inside kernels are inferred by numba.
@@ -56,6 +56,7 @@ from decoder.kernels.frame import (
     LAYER_WINDOW,
     LAYER_WORDS,
     LAYERS,
+    LOG_SUMS,
     MEMBERS,
     MIXED,
     MIXED_COLUMNS,
@@ -107,11 +108,12 @@ def _prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) 
 
 @kernel
 def _gather_span(
-    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, count: int, end: int
+    kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, count: int, end: int, floor: int
 ) -> None:
     """Bring `count` keys from `start` to the scratch memory, and as many values as lie before the sequence's `end`.
 
-    Values up to the next multiple of 32 are zero; keys there are whatever the scratch memory held.
+    Values up to the next multiple of 32 are zero; keys there are whatever the scratch memory held. So it is with runs
+    that end before `floor`, which no lane looks at: their blocks may be gone.
     """
     head_dim, tokens = frame[HEAD_DIM], frame[BLOCK_TOKENS]
     held = head_dim * held_bytes(kernels)
@@ -126,6 +128,10 @@ def _gather_span(
             ahead = start + part + _AHEAD
             _prefetch_rows(frame, plane, sequence, ahead, end)
             for index in range(part, min(part + 16, end - start), run):
+                if start + index + run <= floor:
+                    for offset in range((index - first) * held, (index - first + run) * held, 64):
+                        simd.store_floats(rows + offset, simd.splat(np.float32(0.0)))
+                    continue
                 source = row_address(frame, plane, sequence, start + index)
                 scales = scale_address(kernels, frame, plane, sequence, start + index)
                 here = min(run, end - start - index)
@@ -260,6 +266,12 @@ def _store_lanes(kernels: Any, frame: Any, state: int, row: int, rows: int, head
     """Write the finished states of one tile of lanes of the `rows` rows from `row` as inputs of the next product."""
     head_dim, group = frame[HEAD_DIM], frame[HEADS] // frame[KV_HEADS]
     inverse = simd.div(simd.splat(np.float32(1.0)), simd.load_floats(state + head_dim * 64 + 64))
+    if frame[LOG_SUMS]:
+        for lane in range(tile * 16, min(tile * 16 + 16, rows * group)):
+            source = state + head_dim * 64 + (lane & 15) * 4
+            value = simd.load_float(source) + np.log2(simd.load_float(source + 64))
+            target = (row + lane // group) * frame[HEADS] + head * group + lane % group
+            simd.store_float(frame[LOG_SUMS] + target * 4, np.float32(value))
     for index in range(head_dim):
         simd.store_floats(state + index * 64, simd.mul(simd.load_floats(state + index * 64), inverse))
     lines = scratch + frame[AT_OUTPUT]
@@ -310,7 +322,8 @@ def _attend_span(
     limits = scratch + frame[AT_LIMITS]
     start = span * SPAN
     last = np.int64(simd.load_int32(limits + (tiles * 16 - 1) * 4))
-    _gather_span(kernels, frame, scratch, plane, sequence, start, min(SPAN, last - start), end)
+    floor = np.int64(simd.load_int32(limits)) - window
+    _gather_span(kernels, frame, scratch, plane, sequence, start, min(SPAN, last - start), end, floor)
     scale = simd.load_float(frame[SCALE])
     statistics, output = scratch + frame[AT_STATISTICS], scratch + frame[AT_OUTPUT]
     for tile in range(0, tiles, 2):

@@ -24,13 +24,14 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     AT_STATISTICS, AT_OUTPUT, STATE_BYTES,
     ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
     NUM_DECODES, NUM_PARTIALS, PART_STARTS, PARTS, MEMBERS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
-    SCORE_CAP, LOGIT_CAP,
+    SCORE_CAP, LOGIT_CAP, LOG_SUMS,
     EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
     ADAPTERS, LOWERED, LOWERED_BYTES,
     FRAME_WORDS,
-) = range(95)  # fmt: skip
+) = range(96)  # fmt: skip
 
+# LOG_SUMS: address of float32 [row, head] for base-2 logarithms of attention's sums, or 0.
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
 CAP_SIZE_OFFSET: Final = 4
 
@@ -53,6 +54,6 @@ NO_WINDOW: Final = 1 << 30  # keys a query sees where the layer has no window
 
 # One task of attention (int32 each): first query row, query rows, sequence, span or -1 for all spans, first slot of
 # partial states, and whether several sequences share the span: then the rows are those that MEMBERS names from the
-# "first row" on. A row of PARTS is a slot and the first lane in its first tile; see `decoder/models/attention_plan.py`.
+# "first row" on. A row of PARTS is a slot and the first lane in its first tile; see `attention_plan.py`.
 TASK_ROW, TASK_ROWS, TASK_SEQUENCE, TASK_SPAN, TASK_SLOT, TASK_SHARED, TASK_WORDS = range(7)
 PART_SLOT, PART_LANE, PART_WORDS = range(3)

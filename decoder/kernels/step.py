@@ -195,7 +195,8 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
     leave(kernels)
 
 
-def _source_fingerprint() -> str:
+def source_fingerprint() -> str:
+    """Changes with every kernel module, and so with what a cached entry would have compiled in."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -217,7 +218,7 @@ def _run(kernels: Any, frame: Any, rank: int) -> None:
 
 
 # Numba's cache looks at this file alone; the name makes it see a change of any kernel module.
-_run.__qualname__ = f"run_{_source_fingerprint()}"
+_run.__qualname__ = f"run_{source_fingerprint()}"
 run = cached_entry(_run)
 
 

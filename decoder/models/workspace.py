@@ -15,7 +15,8 @@ from common.layout import KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
-from decoder.models.attention_plan import plan_attention
+from decoder.kernels.attention_plan import plan_attention
+from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
 
@@ -98,24 +99,11 @@ class Workspace:
     @property
     def tokens_per_item(self) -> int:
         """Query tokens of one prefill task of attention."""
-        return max(1, f.ITEM_LANES // self._config.group_size)
+        return tokens_per_item(self._config.group_size)
 
     def _set_scratch(self, threads: int, layout: KvLayout) -> None:
         frame, config = self._frame, self._config
-        head_dim = config.head_dim
-        lanes = round_up(self.tokens_per_item * config.group_size, 16)
-        frame[f.STATE_BYTES] = (head_dim + 2) * 64
-        offset = (f.ROW_BLOCK + 16) * 32 * 4
-        for index, num_bytes in (
-            (f.AT_QUERIES, lanes * head_dim * 4), (f.AT_LIMITS, lanes * 4), (f.AT_SCORES, f.SPAN * f.LANES_BYTES),
-            (f.AT_WEIGHTS, f.SPAN * f.LANES_BYTES), (f.AT_KEYS, f.SPAN * head_dim * 4),
-            (f.AT_VALUES, f.SPAN * head_dim * 4), (f.AT_ROWS, 32 * head_dim * 4),
-            (f.AT_STATE, lanes // 16 * int(frame[f.STATE_BYTES])), (f.AT_STATISTICS, 256),
-            (f.AT_OUTPUT, head_dim * f.LANES_BYTES),
-        ):  # fmt: skip
-            frame[index] = offset
-            offset += round_up(num_bytes, _ALIGN)
-        frame[f.SCRATCH_BYTES] = round_up(offset, 4096) + _ALIGN
+        lay_out_attention(frame, config.group_size, config.head_dim, (f.ROW_BLOCK + 16) * 32 * 4)
         self._hold(f.SCRATCH, threads * int(frame[f.SCRATCH_BYTES]))
 
     def _hold(self, index: int, num_bytes: int) -> None:

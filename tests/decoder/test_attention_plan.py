@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from decoder.batch import StepBatch
 from decoder.kernels import frame as f
-from decoder.models.attention_plan import AttentionPlan, plan_attention, shared_spans
+from decoder.kernels.attention_plan import AttentionPlan, plan_attention, shared_spans
 from decoder.models.config import LayerConfig
 from decoder.models.llama import CausalLM
 from tests.decoder.model_rig import Sequence, make_config, make_model, poisoned_arena, random_tensors, run_step

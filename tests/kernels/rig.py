@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from decoder.kernels.select import operation
 from tests.kernels import oracles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_CPU = DEVICE.type == "cpu" and not INTERPRETED
+"""Whether the CPU's forms of the operations are tested: where Triton's kernels cannot run."""
 LAYER = 1
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 
@@ -28,6 +34,18 @@ class Paged:
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Normal numbers, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def padded(rows: torch.Tensor, margin: int = 8) -> torch.Tensor:
+    """The same rows inside poisoned memory: wider rows, of which a view is given."""
+    memory = torch.full((rows.shape[0], rows.shape[1] + margin), torch.nan, dtype=rows.dtype, device=DEVICE)
+    memory[:, : rows.shape[1]] = rows
+    return memory[:, : rows.shape[1]]
+
+
+def form(name: str) -> Any:
+    """The module of an operation that is tested in this process."""
+    return operation(name, DEVICE, interpreted=INTERPRETED)
 
 
 def int32(values: object) -> torch.Tensor:

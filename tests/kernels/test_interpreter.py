@@ -23,10 +23,19 @@ def test_kernels_equal_their_oracles_under_the_interpreter(file: str, request: p
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-def test_the_folder_is_not_collected_without_the_interpreter_or_a_device() -> None:
-    """Where kernels cannot run, pytest finds nothing there, instead of failing or skipping one by one."""
+def test_without_the_interpreter_or_a_device_the_forms_of_the_cpu_are_tested() -> None:
+    """Where Triton cannot run its own tests are not collected, and none of its kernels is imported."""
     environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", str(FOLDER)]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+    check = f"""
+import sys, pytest
+assert pytest.main(["-p", "no:cacheprovider", "-q", "--collect-only", {str(FOLDER)!r}]) == 0
+assert "decoder.kernels.paged_decode.cpu" in sys.modules
+assert not [name for name in sys.modules if name.startswith("decoder.") and name.endswith(".triton")]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_paged_decode.py" in done.stdout
+    assert "test_device_model.py" not in done.stdout

@@ -1,4 +1,4 @@
-"""These tests need kernels that run: under Triton's interpreter (TRITON_INTERPRET=1), or on a CUDA device.
+"""These tests run Triton's kernels, interpreted (TRITON_INTERPRET=1) or on a CUDA device; else the CPU's forms.
 
 The interpreter has to be chosen before triton is imported, so `tests/kernels/test_interpreter.py` starts them in a
 process of their own.
@@ -7,13 +7,17 @@ process of their own.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
+HERE = Path(__file__).parent
+ONLY_TRITON = ["test_bench_work.py", "test_device_model.py", "test_sample.py", "test_shared_prefix_decode.py"]
+collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ONLY_TRITON
 
 
 def compute_bfloat16_as_hardware_does() -> None:
@@ -48,3 +52,13 @@ def compute_bfloat16_as_hardware_does() -> None:
 
 if INTERPRETED:
     compute_bfloat16_as_hardware_does()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The CPU's forms are compiled for each type of keys and values; all but float32 are slow tests."""
+    if INTERPRETED or torch.cuda.is_available():
+        return
+    for item in items:
+        if item.path.parent == HERE and any(word in item.name for word in ("quantised", "narrow", "e4m3")):
+            item.add_marker(pytest.mark.slow)

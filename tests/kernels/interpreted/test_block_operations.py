@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder.kernels.block_copy import triton as block_copy
-from decoder.kernels.block_pack import triton as block_pack
-from decoder.kernels.block_scrub import triton as block_scrub
-from tests.kernels.rig import DEVICE, empty_arena, int32, random
+from tests.kernels.rig import DEVICE, empty_arena, form, int32, random
+
+block_copy, block_pack, block_scrub = form("block_copy"), form("block_pack"), form("block_scrub")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder.kernels.kv_write import triton as kv_write
 from tests.kernels import oracles
-from tests.kernels.rig import DEVICE, LAYER, TOLERANCE, empty_arena, int32, random
+from tests.kernels.rig import DEVICE, LAYER, TOLERANCE, empty_arena, form, int32, random
+
+kv_write = form("kv_write")
 
 POSITIONS = [0, 15, 16, 17, 40, 63, 3, 0]
 SEQUENCES = [0, 0, 0, 0, 1, 1, 2, 3]

@@ -1,8 +1,8 @@
 """Attention's tasks of one step, and which decodes read a span of keys together. Host arithmetic on block tables.
 
-Called by `workspace.py` once a step. Decodes whose tables name the same blocks for a whole span that lies before their
-query share one task over it: the span is read once, and their query lanes fill tiles of sixteen that each alone would
-leave mostly empty. A lane's sums do not depend on its place, so sharing changes no bit.
+Called by `decoder/models/workspace.py` once a step. Decodes whose tables name the same blocks for a whole span that
+lies before their query share one task over it: the span is read once, and their query lanes fill tiles of sixteen that
+each alone would leave mostly empty. A lane's sums do not depend on its place, so sharing changes no bit.
 """
 
 from __future__ import annotations
