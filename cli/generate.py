@@ -59,12 +59,19 @@ def main(arguments: Sequence[str]) -> int:
     numbers = Numbers()
     samples: dict[int, list[str]] = {}
     streamed = options.n in (None, 1)
-    with Client.from_options(options) as client:
-        for delta in client.generate(request, numbers):
-            if streamed:
-                print(delta.text, end="", flush=True)
-            else:
-                samples.setdefault(delta.index, []).append(delta.text)
+    has_begun = False
+    try:
+        with Client.from_options(options) as client:
+            for delta in client.generate(request, numbers):
+                if streamed:
+                    print(delta.text, end="", flush=True)
+                    has_begun = has_begun or bool(delta.text)
+                else:
+                    samples.setdefault(delta.index, []).append(delta.text)
+    except CommandError:
+        if has_begun:
+            print()  # what went wrong starts on a line of its own
+        raise
     if streamed:
         print()
     for index, pieces in sorted(samples.items()):

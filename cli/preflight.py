@@ -15,9 +15,11 @@ from typing import Any, NoReturn
 from cli.errors import EXIT_USAGE, CommandError
 from common.addresses import is_local
 from common.config import DEFAULT_POOL_BYTES, MIN_POOL_BLOCKS, Options
+from common.devices import CPU
 from common.errors import TesseraError
 from common.gguf_metadata import read_metadata
 from common.layout import KvLayout, default_kv_dtype
+from common.memory import machine_bytes
 
 WEIGHTS = "*.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -59,6 +61,10 @@ def _check_model(options: Options, model: Path) -> None:
     except ValueError:
         return  # the decoder says why
     pool = options.pool_bytes or DEFAULT_POOL_BYTES
+    if options.device == CPU and pool > machine_bytes():
+        _refuse(
+            "--pool-bytes", f"{pool} bytes are more than the {machine_bytes()} bytes of memory that this machine has"
+        )
     if pool < MIN_POOL_BLOCKS * layout.block_bytes:
         _refuse(
             "--pool-bytes",

@@ -23,6 +23,7 @@ from common.cuda_driver import CudaError, Gpu, LoadDriver, load_bindings, open_g
 from common.devices import NO_DEVICE
 from common.errors import InvalidArgument, ResourceExhausted
 from common.layout import NONCE_BYTES
+from common.memory import machine_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,19 @@ class ArenaPlace:
     ipc: bool = False
 
     def make(self, num_blocks: int, block_bytes: int) -> Arena:
-        """Fresh memory with a nonce of its own. Raises ResourceExhausted where the system or the driver refuses it."""
+        """Fresh memory with a nonce of its own. Raises ResourceExhausted where the machine has less, or where the
+        system or the driver refuses it."""
         nonce = secrets.token_bytes(NONCE_BYTES)
+        if self.gpu is None and (num_blocks + 1) * block_bytes > machine_bytes():
+            # The memory file would be sparse: nothing but the books' size would say so before it is full.
+            raise ResourceExhausted(
+                f"a pool of {num_blocks} blocks takes {(num_blocks + 1) * block_bytes} bytes; this machine has "
+                f"{machine_bytes()}",
+                subject="arena_bytes",
+                needed=(num_blocks + 1) * block_bytes,
+                usable=machine_bytes(),
+                reason="NO_MEMORY",
+            )
         try:
             if self.gpu is None:
                 return HostArena(num_blocks=num_blocks, block_bytes=block_bytes, nonce=nonce)

@@ -13,6 +13,7 @@ from cli.__main__ import main
 from cli.errors import CommandError
 from cli.preflight import check_options
 from common.config import build_parser, load_options
+from common.memory import machine_bytes
 
 CORES = len(os.sched_getaffinity(0))
 CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
@@ -73,7 +74,7 @@ def test_listeners_and_threads(flags: list[str], said: str) -> None:
     assert bool(said) == bool(found)
 
 
-def test_a_pool_that_is_too_small_for_its_model(tmp_path: Path) -> None:
+def test_a_pool_that_is_too_small_for_its_model_or_too_large_for_the_machine(tmp_path: Path) -> None:
     """Two blocks are the least: of both kinds of model, of either KV type; a number of blocks was checked before."""
     model = str(directory(tmp_path / "m"))
     sizes = {"block_count": 4, "attention__head_count": 8, "attention__head_count_kv": 2, "embedding_length": 64}
@@ -83,6 +84,9 @@ def test_a_pool_that_is_too_small_for_its_model(tmp_path: Path) -> None:
         assert said.startswith(f"--pool-bytes: {2 * BLOCK_BYTES - 1} bytes are fewer than 2 blocks of {BLOCK_BYTES}")
         assert refusal("--model", path, "--kv-dtype", "float32", "--pool-bytes", str(2 * BLOCK_BYTES))
         assert not refusal("--model", path, "--pool-blocks", "2")
+        assert not refusal("--model", path, "--pool-bytes", str(machine_bytes()))
+        said = refusal("--model", path, "--pool-bytes", str(machine_bytes() + 1))
+        assert said.startswith(f"--pool-bytes: {machine_bytes() + 1} bytes are more than the {machine_bytes()}")
         assert not refusal("--model", path)
     vague = directory(tmp_path / "vague", {"architectures": ["X"]})
     assert not refusal("--model", str(vague), "--pool-bytes", "1")  # the decoder says what is wrong with it
