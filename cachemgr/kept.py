@@ -133,7 +133,7 @@ def base_of(state: CacheState, branch: KeptBranch, num_tokens: int) -> bytes:
     """The packed tokens of a branch that a new sequence continues: its first `num_tokens`, 0 for all."""
     known = branch.hold.num_tokens
     if not 0 <= num_tokens <= known:
-        raise InvalidArgument("base_tokens", f"is {num_tokens}; allowed is 1..{known}, or 0 for all")
+        raise InvalidArgument("base_tokens", f"is {num_tokens}; allowed is 1..{known}; unset means all")
     return bytes(branch.hold.tokens[: (num_tokens or known) * TOKEN_BYTES])
 
 
