@@ -23,11 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, default=None, help="run exactly this seed of the simulation")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Where processes share the tests, those that start whole nodes run one after the other in one of them."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        if item.nodeid.startswith(_NODE_FOLDERS):
-            item.add_marker(pytest.mark.xdist_group("node"))
+    if item.config.pluginmanager.hasplugin("xdist") and item.nodeid.startswith(_NODE_FOLDERS):
+        item.add_marker(pytest.mark.xdist_group("node"))

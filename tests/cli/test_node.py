@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,13 @@ from cli.supervisor import is_healthy
 from cli.up import callable_address
 from common.config import Options, build_parser, load_options
 from common.paths import StatePaths
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short path: sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

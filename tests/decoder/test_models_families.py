@@ -82,16 +82,15 @@ def test_window_is_exact(tmp_path: Path) -> None:
         assert same is not changed, place
 
 
-def test_blocks_before_a_window_are_not_free_to_change(tmp_path: Path) -> None:
-    """What a table names stays held, windows or not: spans that a window has left are never read, but in the span that
-    it begins in every value is multiplied, by zero before the window. A poisoned block there shows as NaN."""
+def test_blocks_before_a_window_are_not_read(tmp_path: Path) -> None:
+    """What lies in whole blocks before a window changes nothing, not even as NaN. The control: in the block that the
+    window begins in every value is multiplied, by zero before the window, so that a poisoned one shows."""
     make_family(tmp_path, "mistral", num_hidden_layers=1)
     model = load_model(tmp_path, "float32", 16)
     whole = run_prompt(model, PROMPT)[-1]
-    window_start = PROMPT.size - 40
-    span_start = window_start // SPAN * SPAN
-    assert 16 <= span_start <= window_start - 16
-    for poisoned, harmless in ((range(span_start // 16), True), (range(span_start // 16, window_start // 16), False)):
+    first_block = (PROMPT.size - 40) // 16
+    assert first_block > SPAN // 16 and (PROMPT.size - 40) % SPAN > 16
+    for poisoned, harmless in ((range(first_block), True), (range(first_block, first_block + 1), False)):
         arena = poisoned_arena(model, 30)
         sequence = Sequence(PROMPT, np.arange(1, 31, dtype=np.int32))
         run_step(model, arena, [(sequence, PROMPT.size - 1)])

@@ -90,6 +90,9 @@ def paged(
     used = shared_blocks
     tables[:, :shared_blocks] = order[:shared_blocks]
     keys, values = [], []
+    first: list[
+        torch.Tensor
+    ] = []  # rows of the first context, before they are rounded: the shared ones are stored anew
     for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         tables[i, shared_blocks:count] = order[used : used + count - shared_blocks]
         tables[i, count:] = 0
@@ -101,7 +104,9 @@ def paged(
                 rows = rows * values_scale
             common = shared_blocks * block_tokens
             if i:
-                rows[:common] = (keys, values)[plane][0][:common]
+                rows[:common] = first[plane][:common]
+            else:
+                first.append(rows.clone())
             pair.append(store(arena, scales, tables[i], rows, plane))
         keys.append(pair[0])
         values.append(pair[1])
