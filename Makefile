@@ -35,6 +35,7 @@ help:
 run: setup
 	$(BIN)/tessera demo $(if $(MODEL),--model "$(MODEL)")
 
+# Two processes share the tests; "loadgroup" hands them out one by one, so that neither is left with the long ones.
 test: setup-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu" $(PYTEST)
 

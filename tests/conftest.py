@@ -13,17 +13,9 @@ os.environ.setdefault("TESSERA_WEIGHTS_CACHE", "none")
 settings.register_profile("same-every-time", derandomize=True)
 settings.load_profile("same-every-time")
 
-_NODE_FOLDERS = ("tests/bench/", "tests/cli/", "tests/e2e/")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--seeds` and `--seed`."""
     group = parser.getgroup("simulation")
     group.addoption("--seeds", type=int, default=1000, help="how many seeds the simulation runs (default 1000)")
     group.addoption("--seed", type=int, default=None, help="run exactly this seed of the simulation")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where processes share the tests, those that start whole nodes run one after the other in one of them."""
-    if item.config.pluginmanager.hasplugin("xdist") and item.nodeid.startswith(_NODE_FOLDERS):
-        item.add_marker(pytest.mark.xdist_group("node"))
