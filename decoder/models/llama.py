@@ -21,6 +21,7 @@ from decoder.batch import StepBatch
 from decoder.kernels import amx, blocks, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.adapter_weights import AdapterWeights, Layer
+from decoder.models.checks import check_batch
 from decoder.models.config import ModelConfig, ModelDigests, refuse
 from decoder.models.packing import Memory
 from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
@@ -164,29 +165,9 @@ class CausalLM:
     def _check(self, batch: StepBatch, arena: Arena) -> None:
         # The kernels work on addresses: a wrong block id would write into another tenant's memory.
         self._check_arena(arena)
-        tokens, sequences = batch.token_ids.size, batch.context_lens.size
-        starts = batch.query_starts
-        if batch.positions.size != tokens or starts.size != sequences + 1 or batch.block_tables.shape[0] != sequences:
-            raise Internal("the arrays of a batch have different lengths")
-        if not tokens:
-            return
-        if batch.adapters and len(batch.adapters) != sequences:
+        if batch.adapters and batch.token_ids.size and len(batch.adapters) != batch.context_lens.size:
             raise Internal("a batch names adapters for another number of sequences")
-        lengths = np.diff(starts)
-        if starts[0] != 0 or starts[-1] != tokens or lengths.min() < 1:
-            raise Internal("query_starts are not prefix sums of positive lengths")
-        if not 0 <= batch.num_decodes <= sequences or (lengths[: batch.num_decodes] != 1).any():
-            raise Internal("the first num_decodes sequences must have one query token")
-        if not np.array_equal(batch.positions[starts[1:] - 1] + 1, batch.context_lens):
-            raise Internal("query tokens are not the last of their context")
-        if not np.array_equal(batch.positions[starts[:-1]] + lengths, batch.context_lens):
-            raise Internal("positions of a sequence do not follow each other")
-        room = batch.block_tables.shape[1] * self.layout.block_tokens
-        if batch.context_lens.max() > min(self.config.max_position, room):
-            raise Internal("a context is longer than its block table or the model's range")
-        if batch.block_tables.min() < 0 or batch.block_tables.max() >= arena.shape[0]:
-            raise Internal("a block table names a block outside the arena")
-        if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.config.vocab_size:
-            raise Internal("a token id is outside the vocabulary")
-        if batch.logit_rows.size and not 0 <= batch.logit_rows.min() <= batch.logit_rows.max() < tokens:
-            raise Internal("a logit row is outside the batch")
+        check_batch(
+            batch, num_blocks=arena.shape[0], block_tokens=self.layout.block_tokens,
+            max_position=self.config.max_position, vocab_size=self.config.vocab_size,
+        )  # fmt: skip
