@@ -143,7 +143,10 @@ def _linear(weight: torch.Tensor, rows: int) -> Callable[[torch.Tensor], torch.T
     mkldnn = torch.ops.mkldnn
     if weight.dtype is not torch.bfloat16 or not hasattr(mkldnn, "_reorder_linear_weight"):
         return lambda activations: torch.nn.functional.linear(activations, weight)
-    packed = mkldnn._reorder_linear_weight(weight, rows)
+    try:
+        packed = mkldnn._reorder_linear_weight(weight, rows)
+    except RuntimeError:  # a CPU whose instructions oneDNN has no bfloat16 product for
+        return lambda activations: torch.nn.functional.linear(activations, weight)
     return lambda activations: mkldnn._linear_pointwise(activations, packed, None, "none", [], "")
 
 
@@ -164,11 +167,12 @@ def measure_limits(work: ModelWork, dtype: str, threads: int, repeats: int = 7) 
     The fastest sample of read and copy counts as the memory's rate and that of all products as the arithmetic's: a
     limit is what was reached once, and a fraction of it is never flattered by a noisy moment.
     """
-    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    kinds = [torch.float32] + [torch.bfloat16] * (dtype == "bfloat16")  # without instructions for it bfloat16 is slower
     memory = measure_memory(work.weight_bytes, threads, repeats)
     matmul = [
         measure_matmul(layer_shapes(work), rows, kind, threads, repeats, f"a layer, {rows} rows")
         for rows in PREFILL_ROWS
+        for kind in kinds
     ]
     return MachineLimits(max(rate.best for rate in memory), max(rate.best for rate in matmul))
 
