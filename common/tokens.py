@@ -12,7 +12,7 @@ from common.errors import InvalidArgument
 TOKEN_DTYPE = np.dtype("<i4")
 
 
-def pack_tokens(ids: Iterable[int] | NDArray[np.int32]) -> bytes:
+def pack_tokens(ids: Iterable[int] | NDArray[np.int32] | NDArray[np.int64]) -> bytes:
     """Pack ids (each in int32) into little-endian bytes, 4 per token."""
     array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype=TOKEN_DTYPE)
     return array.astype(TOKEN_DTYPE, copy=False).tobytes()

@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from common.errors import FailedPrecondition, InvalidArgument
 from gateway.chat import ChatTemplate, Turn
 from gateway.tokenizer import ModelTokenizer
-from gateway.validation import ModelLimits, check_prompt_length, check_token_ids
+from gateway.validation import Ids, ModelLimits, check_prompt_length, check_token_ids
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
@@ -46,21 +48,21 @@ class PromptEncoder:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def encode_prompt(self, request: inference_pb2.GenerateRequest, limits: ModelLimits) -> list[int]:
+    async def encode_prompt(self, request: inference_pb2.GenerateRequest, limits: ModelLimits) -> Ids:
         """The prompt of a request as ids that fit the model; after a kept conversation, what comes after that one, and
         none is allowed. Raises InvalidArgument naming the field."""
         kind = request.WhichOneof("prompt")
         continues = bool(request.session.handle)
         if kind is None and continues:
-            return []
+            return np.empty(0, np.int64)
         if kind == "token_ids":
             check_prompt_length("token_ids.ids", len(request.token_ids.ids), limits)
-            ids = list(request.token_ids.ids)
+            ids: Ids = np.asarray(request.token_ids.ids, np.int64)
             check_token_ids("token_ids.ids", ids, limits.vocab_size)
             return ids
-        ids = await self._encode(kind, request, limits, continues=continues)
+        ids = np.array(await self._encode(kind, request, limits, continues=continues), np.int64)
         check_prompt_length("chat.messages" if kind == "chat" else "text", len(ids), limits)
-        if max(ids) >= limits.vocab_size:
+        if int(ids.max()) >= limits.vocab_size:
             raise FailedPrecondition("the tokenizer of this gateway does not fit the model of the decoder")
         return ids
 

@@ -6,11 +6,9 @@ strings or fields that this build does not know. Called by `gateway/service.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from common.tokens import pack_tokens
 from gateway.auth import Caller
-from gateway.validation import ModelLimits, Plan
+from gateway.validation import Ids, ModelLimits, Plan
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
@@ -18,7 +16,7 @@ from tessera.inference.v1 import inference_pb2
 def build_submission(
     request: inference_pb2.GenerateRequest,
     plan: Plan,
-    prompt: Sequence[int],
+    prompt: Ids,
     limits: ModelLimits,
     *,
     caller: Caller,

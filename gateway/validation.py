@@ -7,9 +7,12 @@ this build does not know are ignored and never passed on. Called by `gateway/ser
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.adapter_folder import check_adapter_name
 from common.errors import InvalidArgument
@@ -17,6 +20,8 @@ from common.labels import check_label
 from gateway.sessions import NO_SESSION, SessionPlan, check_session
 from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2
+
+Ids: TypeAlias = NDArray[np.int64]
 
 MAX_SAMPLES: Final = 16
 MAX_STOPS: Final = 16
@@ -91,11 +96,15 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     )
 
 
-def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Refuse the first id outside the vocabulary."""
-    for index, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidArgument(f"{field}[{index}]", f"is {token_id}; allowed are 0..{vocab_size - 1}")
+def check_token_ids(field: str, ids: Sequence[int] | Ids, vocab_size: int) -> None:
+    """Refuse the first id outside the vocabulary. No loop over a long prompt: that would hold up every other call."""
+    if not len(ids):
+        return
+    array = np.asarray(ids, np.int64)
+    wrong = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if wrong.size:
+        index = int(wrong[0])
+        raise InvalidArgument(f"{field}[{index}]", f"is {array[index]}; allowed are 0..{vocab_size - 1}")
 
 
 def check_prompt_length(field: str, num_tokens: int, limits: ModelLimits) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import InvalidArgument
@@ -208,6 +209,16 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(token_id: int) -> 
     with pytest.raises(InvalidArgument, match=r"0\.\.999") as caught:
         check_token_ids("token_ids.ids", [0, 999, token_id], VOCABULARY)
     assert caught.value.field == "token_ids.ids[2]"
+
+
+def test_the_first_of_many_bad_ids_is_named() -> None:
+    """In a long prompt, as it comes off the wire, the bad id that comes first is the one named; edges are accepted."""
+    ids = [0, VOCABULARY - 1] * 2000
+    check_token_ids("token_ids.ids", np.asarray(pb.TokenIds(ids=ids).ids, np.int64), VOCABULARY)
+    ids[3001], ids[77] = -1, VOCABULARY
+    with pytest.raises(InvalidArgument, match=rf"is {VOCABULARY};") as caught:
+        check_token_ids("token_ids.ids", np.asarray(pb.TokenIds(ids=ids).ids, np.int64), VOCABULARY)
+    assert caught.value.field == "token_ids.ids[77]"
 
 
 def test_a_prompt_must_leave_room_for_one_token() -> None:
