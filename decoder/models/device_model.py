@@ -28,7 +28,7 @@ from decoder.models.config import ModelConfig, ModelDigests, refuse
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
 from decoder.models.device_inputs import DecodeInputs, bucket_of, upload
 from decoder.models.device_step import MAX_DECODES, DeviceStep
-from decoder.models.device_weights import load_weights
+from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
 from decoder.models.weights import Read
 
 _TYPES = {KvDtype.FLOAT32: torch.float32, KvDtype.BFLOAT16: torch.bfloat16, KvDtype.FLOAT16: torch.float16}
@@ -62,9 +62,9 @@ class PendingStep:
 class DeviceModel:
     """A loaded model.
 
-    `read` gives a tensor of the common form by its name. Weights, activations, keys and values are of one type, the
-    layout's. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter. Raises InvalidArgument, by
-    name, on what it does not compute.
+    `read` gives a tensor of the common form by its name; `make_memory` says where the weights lie, by default in memory
+    of its own. Weights, activations, keys and values are of one type, the layout's. `recorder` is by default CUDA
+    graphs on a GPU, and none under the interpreter. Raises InvalidArgument, by name, on what it does not compute.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class DeviceModel:
         *,
         dtype: KvDtype | None = None,
         recorder: Recorder | None = None,
+        make_memory: MakeWeightMemory | None = None,
     ) -> None:
         if layout.quantized or dtype not in (None, layout.dtype):
             raise refuse("kv_dtype", layout.kv_dtype, f"that of the weights, {dtype}, on a GPU")
@@ -86,7 +87,8 @@ class DeviceModel:
         self.digests = digests
         self.device = device
         self.dtype = _TYPES[layout.dtype]
-        self.step = DeviceStep(config, load_weights(config, read, device, self.dtype, report), self.dtype)
+        memory = make_memory or (lambda _: OwnMemory(device))
+        self.step = DeviceStep(config, load_weights(config, read, self.dtype, report, memory), self.dtype)
         on_gpu = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if on_gpu else None
         self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))

@@ -1,19 +1,20 @@
 """Weights of a model as torch tensors on a device: matrices in the model's type, norms and rotary tables in float32.
 
-Owns which tensors of the common form (`decoder/weights/`) a layer has, and in which order they are fused. Built once
-at load, read by `device_step.py`.
+Owns how they are read from the common form (`decoder/weights/`) into the places of `device_layout.py`, in memory that
+the caller gives. Built once at load, read by `device_step.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from decoder.models.config import ModelConfig, refuse
+from decoder.models.config import ModelConfig
+from decoder.models.device_layout import DeviceLayout, Place, device_layout
 from decoder.models.rope import rotary_tables
 from decoder.models.weights import Read
 
@@ -52,56 +53,103 @@ class DeviceWeights:
     head: torch.Tensor
 
 
+class WeightMemory(Protocol):
+    """Where the tensors of one model lie. Where it is `filled`, what is taken is there already and is not written."""
+
+    filled: bool
+
+    def take(self, place: Place) -> torch.Tensor:
+        """The tensor of a place; the same memory each time."""
+
+    def finish(self) -> None:
+        """Everything is written. Tensors that were taken before are not used any more; it is `filled` from now on."""
+
+
+MakeWeightMemory = Callable[[DeviceLayout], WeightMemory]
+
+
+class OwnMemory:
+    """This process's own tensors on a device."""
+
+    filled = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def take(self, place: Place) -> torch.Tensor:
+        if place.name not in self._tensors:
+            self._tensors[place.name] = torch.empty(place.shape, dtype=place.dtype, device=self._device)
+        return self._tensors[place.name]
+
+    def finish(self) -> None:
+        self.filled = True
+
+
 def load_weights(
-    config: ModelConfig, read: Read, device: torch.device, dtype: torch.dtype, report: Callable[[float], None]
+    config: ModelConfig,
+    read: Read,
+    dtype: torch.dtype,
+    report: Callable[[float], None],
+    make_memory: MakeWeightMemory,
 ) -> DeviceWeights:
-    """Read every tensor once. Raises InvalidArgument, by name, on a setting that the device step does not compute."""
-    if config.experts is not None:
-        raise refuse("experts", config.experts.count, "models without experts on a GPU")
+    """The weights in memory of `make_memory`; where that is filled, nothing is read, else every tensor once.
 
-    def matrix(*names: str) -> torch.Tensor:
-        parts = [torch.from_numpy(np.array(read(name), np.float32)).to(dtype) for name in names]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(device)
+    Raises InvalidArgument, by name, on a setting that the device step does not compute, and what `make_memory` raises.
+    """
+    layout = device_layout(config, dtype)
+    memory = make_memory(layout)
+    if not memory.filled:
+        _fill(config, layout, memory, read, report)
+        memory.finish()
+    return _weights(config, layout, memory)
 
-    def vector(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.array(read(name), np.float32)).to(device)
 
+def _fill(
+    config: ModelConfig, layout: DeviceLayout, memory: WeightMemory, read: Read, report: Callable[[float], None]
+) -> None:
+    for index, rope in enumerate(layout.ropes):
+        for kind, table in zip(("cosines", "sines"), rotary_tables(rope, config.max_position), strict=True):
+            memory.take(layout.places[f"rope.{index}.{kind}"]).copy_(torch.from_numpy(np.ascontiguousarray(table)))
+    done = 0
+    for place in layout.places.values():
+        if not place.sources:
+            continue
+        target, row = memory.take(place), 0
+        for name in place.sources:
+            # Converted before it is moved, so that what goes over the bus is what is kept.
+            part = torch.from_numpy(np.array(read(name), np.float32)).to(place.dtype)
+            target[row : row + len(part)].copy_(part)
+            row += len(part)
+        if place.name.endswith(".down"):
+            done += 1
+            report(done / (config.num_layers + 1))
+
+
+def _weights(config: ModelConfig, layout: DeviceLayout, memory: WeightMemory) -> DeviceWeights:
+    tensors = {name: memory.take(place) for name, place in layout.places.items()}
     rotations = {
-        rope: _rotation(rotary_tables(rope, config.max_position), device)
-        for rope in {config.layer_rope(layer) for layer in range(config.num_layers)}
+        rope: (tensors[f"rope.{index}.cosines"], tensors[f"rope.{index}.sines"])
+        for index, rope in enumerate(layout.ropes)
     }
-    layers = []
-    for index, settings in enumerate(config.layers):
-        prefix = f"model.layers.{index}."
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        post, projections = config.post_norms, [f"{attention}{name}_proj" for name in "qkv"]
-        after_attention = f"{prefix}post_attention_layernorm.weight"
-        layers.append(
-            DeviceLayer(
-                input_norm=vector(f"{prefix}input_layernorm.weight"),
-                qkv=matrix(*(f"{name}.weight" for name in projections)),
-                qkv_bias=matrix(*(f"{name}.bias" for name in projections)) if config.qkv_bias else None,
-                head_norms=(
-                    (vector(f"{attention}q_norm.weight"), vector(f"{attention}k_norm.weight"))
-                    if config.qk_norms
-                    else None
-                ),
-                output=matrix(f"{attention}o_proj.weight"),
-                attention_post_norm=vector(after_attention) if post else None,
-                mlp_norm=vector(f"{prefix}pre_feedforward_layernorm.weight" if post else after_attention),
-                gate_up=matrix(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
-                down=matrix(f"{mlp}down_proj.weight"),
-                mlp_post_norm=vector(f"{prefix}post_feedforward_layernorm.weight") if post else None,
-                rotation=rotations[config.layer_rope(index)],
-                window=settings.window or 0,
-            )
+
+    def layer(index: int) -> DeviceLayer:
+        own = f"layer.{index}."
+        return DeviceLayer(
+            input_norm=tensors[f"{own}input_norm"],
+            qkv=tensors[f"{own}qkv"],
+            qkv_bias=tensors.get(f"{own}qkv_bias"),
+            head_norms=(tensors[f"{own}query_norm"], tensors[f"{own}key_norm"]) if config.qk_norms else None,
+            output=tensors[f"{own}output"],
+            attention_post_norm=tensors.get(f"{own}attention_post_norm"),
+            mlp_norm=tensors[f"{own}mlp_norm"],
+            gate_up=tensors[f"{own}gate_up"],
+            down=tensors[f"{own}down"],
+            mlp_post_norm=tensors.get(f"{own}mlp_post_norm"),
+            rotation=rotations[config.layer_rope(index)],
+            window=config.layers[index].window or 0,
         )
-        report((index + 1) / (config.num_layers + 1))
-    embedding = matrix("model.embed_tokens.weight")
-    head = embedding if config.tie_embeddings else matrix("lm_head.weight")
-    return DeviceWeights(embedding, tuple(layers), vector("model.norm.weight"), head)
 
-
-def _rotation(tables: tuple[NDArray[np.float32], NDArray[np.float32]], device: torch.device) -> Rotation:
-    cosines, sines = (torch.from_numpy(np.ascontiguousarray(table)).to(device) for table in tables)
-    return cosines, sines
+    embedding = tensors["embedding"]
+    layers = tuple(layer(index) for index in range(config.num_layers))
+    return DeviceWeights(embedding, layers, tensors["final_norm"], tensors.get("head", embedding))
