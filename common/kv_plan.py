@@ -5,6 +5,7 @@ The two textbook formulas stand beside the exact count, so that a reader can see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.layout import KvLayout
@@ -40,6 +41,21 @@ def sequence_cost(layout: KvLayout, context: int) -> SequenceCost:
     taken = blocks * layout.block_bytes
     per_token = layout.block_bytes / layout.block_tokens
     return SequenceCost(per_token, blocks, taken, taken - round(context * per_token))
+
+
+def blocks_in_window(layout: KvLayout, context: int, window: int | None) -> int:
+    """Blocks with a key that the last of `context` tokens sees, of the last `window` ones; None sees all."""
+    first = 0 if window is None else max(0, context - window)
+    return (context - 1) // layout.block_tokens - first // layout.block_tokens + 1
+
+
+def grouped_bytes(layout: KvLayout, context: int, windows: Sequence[int | None]) -> int:
+    """What a sequence would take if each layer, with its window, kept only the blocks that it can still read.
+
+    No arena is laid out so: it would take a block table for each group of layers.
+    """
+    per_layer = layout.block_bytes // layout.num_layers
+    return sum(blocks_in_window(layout, context, window) * per_layer for window in windows)
 
 
 def sequences_that_fit(layout: KvLayout, context: int, pool_bytes: int) -> int:

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 from common.config import parse_size
 from common.errors import TesseraError
 from common.kv_plan import (
+    blocks_in_window,
+    grouped_bytes,
     sequence_cost,
     sequences_that_fit,
     textbook_bytes,
@@ -25,15 +27,19 @@ from common.kv_plan import (
     with_kv_heads,
 )
 from common.layout import KV_DTYPES, KvLayout, default_kv_dtype
+from decoder.plan_text import Table, show
 from decoder.weights.source import open_source
 
-Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
-_GIB = 1024**3
+_ASSUMED_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that its cache depends on. `weight_bytes` is 0 where no model was given."""
+    """The sizes of a model that its cache depends on. `weight_elements` is 0 where no model was given.
+
+    context_from: whose `context` it is: "option", "model" or "assumed"
+    windows:      keys that a query sees in each layer; None is all
+    """
 
     num_layers: int
     num_heads: int
@@ -41,6 +47,8 @@ class Shape:
     head_dim: int
     context: int
     weight_elements: int
+    context_from: str
+    windows: tuple[int | None, ...]
 
     def kinds(self) -> dict[str, int]:
         """Kind of attention -> key and value heads: the model's own last, where it is none of the ends."""
@@ -78,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=_positive, metavar="N", help=f"{text}, where no --model is given")
     parser.add_argument("--memory", type=_bytes, metavar="SIZE", help="memory for weights and cache, for example 80G")
-    parser.add_argument("--context", type=_positive, metavar="N", help="tokens of a sequence (default: the model's)")
+    parser.add_argument(
+        "--context", type=_positive, metavar="N", help="tokens of a sequence (default: the model's, else 8192)"
+    )
     parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="sequences at once (default 8)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type of the weights")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (default: as tessera up)")
@@ -101,7 +111,8 @@ def shape_of(options: argparse.Namespace) -> Shape:
         elements = sum(math.prod(shape) for shape in shapes.values())
         return Shape(
             config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
-            options.context or config.max_position, elements,
+            options.context or config.max_position, elements, "option" if options.context else "model",
+            tuple(layer.window for layer in config.layers),
         )  # fmt: skip
     missing = [f"--{name.replace('_', '-')}" for name, value in named.items() if value is None and name != "kv_heads"]
     if missing:
@@ -109,7 +120,10 @@ def shape_of(options: argparse.Namespace) -> Shape:
     kv_heads = options.kv_heads or options.heads
     if options.heads % kv_heads:
         raise ValueError(f"--heads {options.heads} is no multiple of --kv-heads {kv_heads}")
-    return Shape(options.layers, options.heads, kv_heads, options.head_dim, options.context or 8192, 0)
+    return Shape(
+        options.layers, options.heads, kv_heads, options.head_dim, options.context or _ASSUMED_CONTEXT, 0,
+        "option" if options.context else "assumed", (None,) * options.layers,
+    )  # fmt: skip
 
 
 def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
@@ -130,6 +144,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "block_tokens": options.block_tokens,
         "block_bytes": layout.block_bytes,
         "context": shape.context,
+        "context_from": shape.context_from,
         "batch": batch,
         "token_bytes": cost.token_bytes,
         "sequence_blocks": cost.blocks,
@@ -145,7 +160,11 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "weight_bytes": weights,
         "memory_bytes": options.memory,
         "pool_bytes": pool,
+        "null_block_bytes": layout.block_bytes,
         "sequences_that_fit": None if pool is None else sequences_that_fit(layout, shape.context, pool),
+        "windows": _windows(layout, shape),
+        "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, shape.windows),
+        "layer_groups_built": False,
         "kinds": [],
         "dtypes": [],
     }
@@ -157,52 +176,27 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _windows(layout: KvLayout, shape: Shape) -> list[dict[str, Any]]:
+    """Layers with equal windows: what their part of a sequence takes, and would take with tables of their own."""
+    rows = []
+    for window in sorted(set(shape.windows), key=lambda width: (width is None, width)):
+        layers = [layer for layer, width in enumerate(shape.windows) if width == window]
+        per_layer = layout.block_bytes // layout.num_layers
+        rows.append({
+            "window": window,
+            "layers": layers,
+            "blocks": layout.blocks_for(shape.context),
+            "sequence_bytes": len(layers) * layout.blocks_for(shape.context) * per_layer,
+            "blocks_with_layer_groups": blocks_in_window(layout, shape.context, window),
+            "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, [window] * len(layers)),
+        })  # fmt: skip
+    return rows
+
+
 def _row(layout: KvLayout, shape: Shape, pool: int | None) -> dict[str, Any]:
     cost = sequence_cost(layout, shape.context)
     fit = None if pool is None else sequences_that_fit(layout, shape.context, pool)
     return {"token_bytes": cost.token_bytes, "sequence_bytes": cost.sequence_bytes, "sequences_that_fit": fit}
-
-
-def show(plan: dict[str, Any], table: Table) -> str:
-    """The plan as text; `table(header, rows)` lays a table out."""
-    exact = [
-        ("one token", plan["token_bytes"], _readable(plan["token_bytes"])),
-        (f"one block of {plan['block_tokens']} tokens", plan["block_bytes"], _readable(plan["block_bytes"])),
-        (f"one sequence of {plan['context']} tokens, {plan['sequence_blocks']} blocks", plan["sequence_bytes"],
-         _readable(plan["sequence_bytes"])),
-        (f"{plan['batch']} sequences", plan["batch_bytes"], _readable(plan["batch_bytes"])),
-        ("textbook: 2 x batch x layers x positions x kv heads x head size x bytes", plan["textbook_bytes"],
-         _readable(plan["textbook_bytes"])),
-        ("textbook: 2 x batch x layers x positions x width x bytes", plan["textbook_bytes_of_width"],
-         _readable(plan["textbook_bytes_of_width"])),
-    ]  # fmt: skip
-    lines = [table(("keys and values", "bytes", "is"), [(name, int(size), text) for name, size, text in exact])]
-    fits = "sequences that fit" if plan["pool_bytes"] is not None else "sequences (give --memory)"
-    for key, title in (("kinds", "attention"), ("dtypes", "type")):
-        rows = [
-            (
-                f"{row['kind']}, {row['kv_heads']} heads" if key == "kinds" else row["kv_dtype"],
-                _readable(row["token_bytes"]),
-                _readable(row["sequence_bytes"]),
-                row["sequences_that_fit"] if row["sequences_that_fit"] is not None else "-",
-            )
-            for row in plan[key]
-        ]
-        lines.append(table((title, "a token", "a sequence", fits), rows))
-    if plan["pool_bytes"] is not None:
-        lines.append(
-            f"{_readable(plan['memory_bytes'])} of memory, less {_readable(plan['weight_bytes'])} of weights, leave a "
-            f"pool of {_readable(plan['pool_bytes'])}: {plan['sequences_that_fit']} sequences of {plan['context']} "
-            f"tokens (more where prefixes are shared)."
-        )
-    return "\n\n".join(lines)
-
-
-def _readable(size: float) -> str:
-    for unit, scale in (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024)):
-        if size >= scale:
-            return f"{size / scale:.4g} {unit}"
-    return f"{size:.4g} B"
 
 
 def main(arguments: Sequence[str], table: Table) -> int:

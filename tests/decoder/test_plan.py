@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.plan import main
-from common.kv_plan import sequence_cost, sequences_that_fit
+from common.kv_plan import blocks_in_window, sequence_cost, sequences_that_fit
 from common.layout import KvDtype, KvLayout
 from tests.tiny_models import make_tiny_llama
 
@@ -72,6 +72,65 @@ def test_a_model_brings_its_sizes_and_weights(tmp_path: Path, capsys: pytest.Cap
     weights = (tmp_path / "model.safetensors").stat().st_size
     assert 0.9 * weights < answer["weight_bytes"] <= weights
     assert answer["pool_bytes"] == 64 * 1024**2 - answer["weight_bytes"]
+
+
+def _make_windowed(path: Path, layers: int) -> None:
+    """A tiny model whose layers have windows of 40 keys, but for each sixth."""
+    make_tiny_llama(path)
+    config = json.loads((path / "config.json").read_text())
+    config |= {
+        "model_type": "gemma3_text",
+        "sliding_window": 40,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": 4096,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def test_windows_are_shown_with_what_they_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windowed layers cost as much as the others today; what layer groups would take is labelled as not built."""
+    _make_windowed(tmp_path, 12)
+    answer = plan(capsys, "--model", str(tmp_path), "--context", "1000", "--memory", "1G")
+    narrow, whole = answer["windows"]
+    assert (narrow["window"], whole["window"], whole["layers"]) == (40, None, [5, 11])
+    assert narrow["layers"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    per_layer = answer["block_bytes"] // 12
+    assert narrow["sequence_bytes"] == 10 * 63 * per_layer
+    assert narrow["sequence_bytes"] + whole["sequence_bytes"] == answer["sequence_bytes"]
+    # Tokens 960..999 lie in the blocks 60, 61 and 62.
+    assert narrow["sequence_bytes_with_layer_groups"] == 10 * 3 * per_layer
+    assert answer["sequence_bytes_with_layer_groups"] == (10 * 3 + 2 * 63) * per_layer
+    assert answer["layer_groups_built"] is False
+    assert main(["--model", str(tmp_path), "--context", "1000", "--memory", "1G"]) == 0
+    text = capsys.readouterr().out
+    for words in ("the last 40 keys", "10 (0..4, 6..10)", "with layer groups (not built)", "null block"):
+        assert words in text
+    assert main([*EIGHT_BILLION, "--context", "1000"]) == 0
+    assert "layer groups" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("context", [1, 16, 39, 40, 41, 56, 57, 1000])
+@pytest.mark.parametrize("window", [1, 16, 17, 40, 2000])
+def test_blocks_in_a_window_are_counted(context: int, window: int) -> None:
+    """The number of blocks is that of the blocks in which a key of the window lies, counted one by one."""
+    layout = KvLayout(2, 1, 16, 16, KvDtype.FLOAT32)
+    seen = {position // 16 for position in range(max(0, context - window), context)}
+    assert blocks_in_window(layout, context, window) == len(seen)
+    assert blocks_in_window(layout, context, None) == layout.blocks_for(context)
+
+
+def test_a_context_that_nobody_named_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose context the plan is for: an option's, the model's, or assumed; the text says so unless it was named."""
+    make_tiny_llama(tmp_path)
+    for arguments, source, words in (
+        (("--model", str(tmp_path)), "model", "the longest context of the model"),
+        (EIGHT_BILLION, "assumed", "8192 tokens: that is assumed"),
+        ((*EIGHT_BILLION, "--context", "64"), "option", ""),
+    ):
+        assert plan(capsys, *arguments)["context_from"] == source
+        assert main(list(arguments)) == 0
+        text = capsys.readouterr().out
+        assert words in text and ("--context N" in text) is bool(words)
 
 
 @pytest.mark.parametrize(
