@@ -49,6 +49,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama-odd-sizes": Family(
         "LlamaConfig", "LlamaForCausalLM", {"hidden_size": 72, "intermediate_size": 90, "head_dim": 80}
     ),
+    "llama-biases": Family(
+        "LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "intermediate_size": 90}
+    ),
     "llama3": Family(
         "LlamaConfig", "LlamaForCausalLM",
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,

@@ -154,7 +154,7 @@ def mix_experts(kernels: Any, frame: Any, weights: int, counter: int, rank: int,
     used, epsilon = frame[EXPERTS_USED], simd.load_float(frame[EPSILON])
     product(
         kernels, frame, NO_ADAPTER, counter, rank, STORE, frame[NORMED], frame[TOKENS], hidden,
-        simd.load_int64(weights + LAYER_ROUTER * 8), frame[ROUTER_COLUMNS], frame[ROUTED], frame[ROUTER_COLUMNS],
+        simd.load_int64(weights + LAYER_ROUTER * 8), 0, frame[ROUTER_COLUMNS], frame[ROUTED], frame[ROUTER_COLUMNS],
     )  # fmt: skip
     for row in range(first, last):
         _choose(frame, row)

@@ -40,8 +40,8 @@ CAP_SIZE_OFFSET: Final = 4
 (
     LAYER_NORM, LAYER_QKV, LAYER_QKV_BIAS, LAYER_QUERY_NORM, LAYER_KEY_NORM, LAYER_MIX, LAYER_POST_MIX_NORM,
     LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_POST_MLP_NORM, LAYER_COSINES, LAYER_SINES, LAYER_WINDOW,
-    LAYER_ROUTER, LAYER_WORDS,
-) = range(16)  # fmt: skip
+    LAYER_ROUTER, LAYER_MIX_BIAS, LAYER_GATE_UP_BIAS, LAYER_DOWN_BIAS, LAYER_WORDS,
+) = range(19)  # fmt: skip
 
 # ADAPTERS is 0 where no row has an adapter, else the address of one int64 a row: the address of its adapter's table, or
 # 0. A table has an entry of ADAPTER_WORDS for each layer and adapted product (`decoder/models/adapter_weights.py`).

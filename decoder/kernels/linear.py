@@ -65,13 +65,24 @@ def finish(
 
 
 @kernel
+def add_bias(sums: int, rows: int, bias: int) -> None:
+    """Add 32 numbers at `bias` to each of the sums [rows, 32] of a block product."""
+    first, second = simd.load_floats(bias), simd.load_floats(bias + 64)
+    for index in range(rows):
+        target = sums + index * 128
+        simd.store_floats(target, simd.add(simd.load_floats(target), first))
+        simd.store_floats(target + 64, simd.add(simd.load_floats(target + 64), second))
+
+
+@kernel
 def linear(
     kernels: Any, frame: Any, adapted: int, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int,
-    depth: int, weights: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
+    depth: int, weights: int, bias: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
 ) -> None:  # fmt: skip
     """This thread's share of `inputs [rows, depth] @ weights` with `pairs` pairs of column blocks.
 
-    Tasks are taken from the shared counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone.
+    Tasks are taken from the shared counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone. A
+    `bias`, float32 in the order of the weights' columns, is added before the ending; 0 is none.
     `adapted` is the entry of the product in an adapter's table where rows of the step may have one, else NO_ADAPTER.
     """
     panels = (rows + _PANEL_ROWS - 1) // _PANEL_ROWS
@@ -92,13 +103,15 @@ def linear(
                 )
                 if adapted != NO_ADAPTER:
                     raise_sums(frame, adapted, scratch, row, here, pair)
+                if bias:
+                    add_bias(scratch, here, bias + pair * 128)
                 finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
 
 
 @kernel
 def product(
     kernels: Any, frame: Any, entry: int, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
-    weights: int, columns: int, out: int, out_columns: int,
+    weights: int, bias: int, columns: int, out: int, out_columns: int,
 ) -> None:  # fmt: skip
     """`linear` with the frame's scratch memory, and a barrier after it. `entry` is that in an adapter's table."""
     adapted = entry if frame[ADAPTERS] else NO_ADAPTER
@@ -108,6 +121,6 @@ def product(
     pair_bytes = depth * 32 * weight_bytes(kernels)
     linear(
         kernels, frame, adapted, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows,
-        depth, weights, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
+        depth, weights, bias, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
     )  # fmt: skip
     sync.barrier(frame[CONTROL], frame[SIZE])

@@ -26,7 +26,6 @@ from decoder.kernels.frame import (
     LAYER_BYTES,
     LAYER_COSINES,
     LAYER_KEY_NORM,
-    LAYER_QKV_BIAS,
     LAYER_QUERY_NORM,
     LAYER_SINES,
     LAYER_WORDS,
@@ -205,13 +204,6 @@ def _normalize_head(source: int, weight: int, head_dim: int, epsilon: float) -> 
 
 
 @kernel
-def _add_bias(source: int, bias: int, columns: int) -> None:
-    for column in range(0, columns, 16):
-        value = simd.add(simd.load_floats(source + column * 4), simd.load_floats(bias + column * 4))
-        simd.store_floats(source + column * 4, value)
-
-
-@kernel
 def silu_multiply(gate: Any, up: Any) -> Any:
     """silu(gate) * up per lane."""
     power = simd.exp2(simd.mul(gate, simd.splat(-LOG2_E)))
@@ -250,7 +242,7 @@ def rotate(source: int, cosines: int, sines: int, half: int) -> None:
 def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     """Finish a row's queries, keys and values, lay its queries out by key head, store the others in its block.
 
-    A bias is added first, then queries and keys are normalised and rotated, as far as the layer has it.
+    Queries and keys are normalised, where the layer does that, and rotated.
     """
     head_dim, heads, kv_heads = frame[HEAD_DIM], frame[HEADS], frame[KV_HEADS]
     group, half = heads // kv_heads, frame[ROTARY_HALF]
@@ -258,9 +250,7 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
     position = np.int64(simd.load_int32(frame[POSITIONS] + row * 4))
     source = frame[QKV] + row * frame[QKV_COLUMNS] * 4
-    bias, query_norm = simd.load_int64(weights + LAYER_QKV_BIAS * 8), simd.load_int64(weights + LAYER_QUERY_NORM * 8)
-    if bias:
-        _add_bias(source, bias, (heads + 2 * kv_heads) * head_dim)
+    query_norm = simd.load_int64(weights + LAYER_QUERY_NORM * 8)
     if query_norm:
         key_norm, epsilon = simd.load_int64(weights + LAYER_KEY_NORM * 8), simd.load_float(frame[EPSILON])
         for head in range(heads + kv_heads):

@@ -42,13 +42,17 @@ from decoder.kernels.frame import (
     HIDDEN,
     INNER,
     LAYER_DOWN,
+    LAYER_DOWN_BIAS,
     LAYER_GATE_UP,
+    LAYER_GATE_UP_BIAS,
     LAYER_MIX,
+    LAYER_MIX_BIAS,
     LAYER_NORM,
     LAYER_POST_MIX_NORM,
     LAYER_POST_MLP_NORM,
     LAYER_POST_NORM,
     LAYER_QKV,
+    LAYER_QKV_BIAS,
     LAYER_ROUTER,
     LAYER_WORDS,
     LAYERS,
@@ -132,7 +136,8 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     sync.barrier(control, size)
     product(
         kernels, frame, entry_of(layer, ADAPT_QKV), counter, rank, STORE, frame[NORMED], tokens, hidden,
-        simd.load_int64(weights + LAYER_QKV * 8), frame[QKV_COLUMNS], frame[QKV], frame[QKV_COLUMNS],
+        simd.load_int64(weights + LAYER_QKV * 8), simd.load_int64(weights + LAYER_QKV_BIAS * 8), frame[QKV_COLUMNS],
+        frame[QKV], frame[QKV_COLUMNS],
     )  # fmt: skip
     for row in range(first, last):
         rotate_and_write(kernels, frame, layer, row)
@@ -145,7 +150,8 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         sync.barrier(control, size)
     product(
         kernels, frame, entry_of(layer, ADAPT_MIX), counter + 2, rank, ending, frame[MIXED], tokens,
-        frame[MIXED_COLUMNS], simd.load_int64(weights + LAYER_MIX * 8), hidden, branch, hidden,
+        frame[MIXED_COLUMNS], simd.load_int64(weights + LAYER_MIX * 8), simd.load_int64(weights + LAYER_MIX_BIAS * 8),
+        hidden, branch, hidden,
     )  # fmt: skip
     if after:
         _add_branch(frame, simd.load_int64(weights + LAYER_POST_MIX_NORM * 8), first, last)
@@ -158,11 +164,13 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
         return
     product(
         kernels, frame, entry_of(layer, ADAPT_GATE_UP), counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens,
-        hidden, simd.load_int64(weights + LAYER_GATE_UP * 8), 2 * inner, frame[GATED], inner,
+        hidden, simd.load_int64(weights + LAYER_GATE_UP * 8), simd.load_int64(weights + LAYER_GATE_UP_BIAS * 8),
+        2 * inner, frame[GATED], inner,
     )  # fmt: skip
     product(
         kernels, frame, entry_of(layer, ADAPT_DOWN), counter + 4, rank, ending, frame[GATED], tokens, inner,
-        simd.load_int64(weights + LAYER_DOWN * 8), hidden, branch, hidden,
+        simd.load_int64(weights + LAYER_DOWN * 8), simd.load_int64(weights + LAYER_DOWN_BIAS * 8), hidden, branch,
+        hidden,
     )  # fmt: skip
     if after:
         _add_branch(frame, simd.load_int64(weights + LAYER_POST_MLP_NORM * 8), first, last)
@@ -190,7 +198,7 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
     sync.barrier(frame[CONTROL], size)
     product(
         kernels, frame, NO_ADAPTER, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED],
-        wanted, hidden, frame[HEAD], frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
+        wanted, hidden, frame[HEAD], 0, frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
     )  # fmt: skip
     leave(kernels)
 

@@ -61,9 +61,10 @@ class ModelConfig:
         a = attention(input_layernorm(r));  r += post_attention_norm(a) if post_norms else a
         m = mlp(post_attention_layernorm(r)); r += post_mlp_norm(m) if post_norms else m
 
-    attention: softmax(cap(q k * query_scale)) v with biases on q, k and v where `qkv_bias`, q and k normalised over
-               each head where `qk_norms`, then rotated; cap(x) = attention_cap * tanh(x / attention_cap), or x
-    mlp:       down(activation(gate(x)) * up(x)), or `experts` of it
+    attention: o(softmax(cap(q k * query_scale)) v) with biases on q, k and v where `qkv_bias`, and on o where
+               `output_bias`; q and k normalised over each head where `qk_norms`, then rotated;
+               cap(x) = attention_cap * tanh(x / attention_cap), or x
+    mlp:       down(activation(gate(x)) * up(x)), with biases on all three where `mlp_bias`; or `experts` of it
     logits:    head(norm(r)), capped by `logit_cap` likewise; the head is the embedding where `tie_embeddings`
 
     max_position: tokens of the longest context that is served; `rope` and `local_rope` may depend on it
@@ -88,6 +89,8 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     activation: Activation = "silu"
     qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     qk_norms: bool = False
     post_norms: bool = False
     embedding_scale: float = 1.0
@@ -140,6 +143,8 @@ class ModelConfig:
                 raise refuse("experts", None, "settings for the layers that have them")
         experts = self.experts
         if experts is not None:
+            if self.mlp_bias:
+                raise refuse("mlp_bias", True, "no biases beside experts")
             if min(experts.count, experts.inner) < 1:
                 raise refuse("experts", experts, "positive sizes")
             if not 1 <= experts.per_token <= experts.count:
@@ -213,7 +218,7 @@ def digest_config(config: ModelConfig, weights: bytes, dtype: str) -> ModelDiges
     attention = (
         f"{config.architecture}/layers={config.num_layers}/heads={config.num_heads}/kv={config.num_kv_heads}"
         f"/dim={config.head_dim}/eps={config.norm_epsilon!r}/act={config.activation}/per-layer={layers}"
-        f"/bias={config.qkv_bias}/qk-norms={config.qk_norms}/post-norms={config.post_norms}"
+        f"/bias={config.qkv_bias},{config.output_bias},{config.mlp_bias}/qk-norms={config.qk_norms}/post-norms={config.post_norms}"
         f"/embedding={config.embedding_scale!r}/query={config.query_scale!r}/cap={config.attention_cap!r}"
         f"/experts={config.experts!r}/compute={dtype}"
     )

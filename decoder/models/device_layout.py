@@ -88,12 +88,19 @@ def _tensors(config: ModelConfig, dtype: torch.dtype, ropes: tuple[RopeConfig, .
             for part, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
                 yield Place(f"{own}{part}", (f"{attention}{name}.weight",), (config.head_dim,), float32)
         yield Place(f"{own}output", (f"{attention}o_proj.weight",), (hidden, queries), dtype)
+        if config.output_bias:
+            yield Place(f"{own}output_bias", (f"{attention}o_proj.bias",), (hidden,), dtype)
         if config.post_norms:
             yield Place(f"{own}attention_post_norm", (after,), (hidden,), float32)
         yield Place(f"{own}mlp_norm", (before if config.post_norms else after,), (hidden,), float32)
         yield Place(
             f"{own}gate_up", tuple(f"{mlp}{it}_proj.weight" for it in ("gate", "up")), (2 * inner, hidden), dtype
         )
+        if config.mlp_bias:
+            yield Place(
+                f"{own}gate_up_bias", tuple(f"{mlp}{it}_proj.bias" for it in ("gate", "up")), (2 * inner,), dtype
+            )
+            yield Place(f"{own}down_bias", (f"{mlp}down_proj.bias",), (hidden,), dtype)
         yield Place(f"{own}down", (f"{mlp}down_proj.weight",), (hidden, inner), dtype)
         if config.post_norms:
             yield Place(f"{own}mlp_post_norm", (f"{prefix}post_feedforward_layernorm.weight",), (hidden,), float32)

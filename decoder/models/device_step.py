@@ -101,14 +101,14 @@ class DeviceStep:
         for index, (layer, next_norm) in enumerate(zip(weights.layers, following, strict=True)):
             attended = self._attention(hidden, index, layer, inputs, arena)
             norm(
-                linear(attended, layer.output), layer.mlp_norm, hidden, epsilon=epsilon, residual=residual,
-                post_weight=layer.attention_post_norm,
+                linear(attended, layer.output, layer.output_bias), layer.mlp_norm, hidden, epsilon=epsilon,
+                residual=residual, post_weight=layer.attention_post_norm,
             )  # fmt: skip
-            both = linear(hidden, layer.gate_up)
+            both = linear(hidden, layer.gate_up, layer.gate_up_bias)
             gated = torch.empty((len(both), both.shape[1] // 2), dtype=self._dtype, device=self._device)
             gate(both, gated, activation=config.activation)
             norm(
-                linear(gated, layer.down), next_norm, hidden, epsilon=epsilon, residual=residual,
+                linear(gated, layer.down, layer.down_bias), next_norm, hidden, epsilon=epsilon, residual=residual,
                 post_weight=layer.mlp_post_norm,
             )  # fmt: skip
         if inputs.logit_rows is not None:

@@ -34,10 +34,13 @@ class DeviceLayer:
     qkv_bias: torch.Tensor | None
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
     output: torch.Tensor
+    output_bias: torch.Tensor | None
     attention_post_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
     down: torch.Tensor
+    down_bias: torch.Tensor | None
     mlp_post_norm: torch.Tensor | None
     rotation: Rotation
     window: int
@@ -141,10 +144,13 @@ def _weights(config: ModelConfig, layout: DeviceLayout, memory: WeightMemory) ->
             qkv_bias=tensors.get(f"{own}qkv_bias"),
             head_norms=(tensors[f"{own}query_norm"], tensors[f"{own}key_norm"]) if config.qk_norms else None,
             output=tensors[f"{own}output"],
+            output_bias=tensors.get(f"{own}output_bias"),
             attention_post_norm=tensors.get(f"{own}attention_post_norm"),
             mlp_norm=tensors[f"{own}mlp_norm"],
             gate_up=tensors[f"{own}gate_up"],
+            gate_up_bias=tensors.get(f"{own}gate_up_bias"),
             down=tensors[f"{own}down"],
+            down_bias=tensors.get(f"{own}down_bias"),
             mlp_post_norm=tensors.get(f"{own}mlp_post_norm"),
             rotation=rotations[config.layer_rope(index)],
             window=config.layers[index].window or 0,

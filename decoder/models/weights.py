@@ -92,6 +92,8 @@ class PackedWeights:
         row[f.LAYER_MIX] = self._pack(hidden, queries, lambda: read(f"{attention}o_proj.weight")).ctypes.data
         if config.qkv_bias:
             row[f.LAYER_QKV_BIAS] = self._vector(fused, lambda: joined("bias")).ctypes.data
+        if config.output_bias:
+            row[f.LAYER_MIX_BIAS] = self._address(hidden, f"{attention}o_proj.bias")
         if config.qk_norms:
             row[f.LAYER_QUERY_NORM] = self._address(config.head_dim, f"{attention}q_norm.weight")
             row[f.LAYER_KEY_NORM] = self._address(config.head_dim, f"{attention}k_norm.weight")
@@ -103,6 +105,9 @@ class PackedWeights:
             inner = config.intermediate_size
             row[f.LAYER_GATE_UP] = self._gate_up(f"{prefix}mlp.", inner).ctypes.data
             row[f.LAYER_DOWN] = self._down(f"{prefix}mlp.", inner).ctypes.data
+            if config.mlp_bias:
+                row[f.LAYER_GATE_UP_BIAS] = self._gate_up_bias(f"{prefix}mlp.", inner)
+                row[f.LAYER_DOWN_BIAS] = self._address(hidden, f"{prefix}mlp.down_proj.bias")
         cosines, sines = self._tables[config.layer_rope(layer)]
         row[f.LAYER_COSINES], row[f.LAYER_SINES] = cosines.ctypes.data, sines.ctypes.data
         row[f.LAYER_WINDOW] = min(config.layers[layer].window or f.NO_WINDOW, f.NO_WINDOW)
@@ -115,6 +120,15 @@ class PackedWeights:
             return interleave_blocks(gate, up)
 
         return self._pack(2 * round_up(inner, 32), self._config.hidden_size, alternating)
+
+    def _gate_up_bias(self, prefix: str, inner: int) -> int:
+        """Address of the biases of gate and up, in the order of the packed columns."""
+
+        def alternating() -> FloatArray:
+            columns = (self._read(f"{prefix}{name}_proj.bias")[:, None] for name in ("gate", "up"))
+            return interleave_blocks(*(_padded_rows(column) for column in columns))[:, 0]
+
+        return int(self._vector(2 * round_up(inner, 32), alternating).ctypes.data)
 
     def _down(self, prefix: str, inner: int) -> NDArray[Any]:
         return self._pack(self._config.hidden_size, inner, lambda: self._read(f"{prefix}down_proj.weight"))
@@ -169,7 +183,8 @@ def _num_bytes(config: ModelConfig, bfloat16: bool) -> int:
     hidden, inner, element = config.hidden_size, config.intermediate_size, 2 if bfloat16 else 4
     attention = config.query_size + 2 * config.kv_size
     matrices = packed_elements(attention, hidden) + packed_elements(hidden, config.query_size)
-    vectors = 4 * round_up(hidden, 32) + round_up(attention, 32) + 2 * round_up(config.head_dim, 32)
+    vectors = 6 * round_up(hidden, 32) + round_up(attention, 32) + 2 * round_up(config.head_dim, 32)
+    vectors += 2 * round_up(inner, 32) if config.mlp_bias else 0
     total = (matrices * element + vectors * 4 + 16 * _ALIGNMENT) * config.num_layers
     for layer in config.layers:
         if config.experts is not None and layer.experts:

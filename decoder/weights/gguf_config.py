@@ -6,7 +6,7 @@ format and are handed in. Called by `source.py` alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from common.errors import InvalidArgument
@@ -27,12 +27,17 @@ Field = Callable[..., Any]
 
 
 def config_from_gguf(
-    fields: Mapping[str, Any], vocab_rows: int, tie_embeddings: bool, divisors: Mapping[str, tuple[float, ...]]
+    fields: Mapping[str, Any],
+    vocab_rows: int,
+    tie_embeddings: bool,
+    divisors: Mapping[str, tuple[float, ...]],
+    biases: Collection[str],
 ) -> ModelConfig:
     """Interpret GGUF metadata.
 
     `vocab_rows` are the rows of the embedding. `divisors` has the content of the tensors `rope_freqs`,
-    `rope_factors_short` and `rope_factors_long` that the file holds. Raises InvalidArgument naming the field.
+    `rope_factors_short` and `rope_factors_long` that the file holds; `biases` are the names of the first layer's
+    matrices that have one, which the metadata do not say. Raises InvalidArgument naming the field.
     """
     name = str(fields.get("general.architecture", ""))
     if name not in GGUF_ARCHITECTURES:
@@ -48,7 +53,7 @@ def config_from_gguf(
         if fields.get(f"{name}.{key}"):
             raise refuse(key, fields[f"{name}.{key}"], "none")
     try:
-        return _read(name, field, fields, vocab_rows, tie_embeddings, divisors)
+        return _read(name, field, fields, vocab_rows, tie_embeddings, divisors, biases)
     except (TypeError, ValueError) as error:
         raise InvalidArgument("model.config", f"the GGUF file holds a value of the wrong type: {error}") from error
 
@@ -60,6 +65,7 @@ def _read(
     vocab_rows: int,
     tie_embeddings: bool,
     divisors: Mapping[str, tuple[float, ...]],
+    biases: Collection[str],
 ) -> ModelConfig:
     family = GGUF_ARCHITECTURES[name]
     heads, hidden, layers = (
@@ -101,7 +107,9 @@ def _read(
         layers=kinds,
         local_rope=RopeConfig(float(field("rope.freq_base_swa", 10000.0)), head_dim) if local else None,
         activation="gelu_tanh" if gemma else "silu",
-        qkv_bias=family == "qwen2",
+        qkv_bias=family == "qwen2" or "attn_q" in biases,
+        output_bias="attn_output" in biases,
+        mlp_bias="ffn_gate" in biases,
         qk_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         post_norms=family in ("gemma2", "gemma3_text"),
         embedding_scale=hidden**0.5 if gemma else 1.0,

@@ -16,8 +16,6 @@ from decoder.weights.hugging_face_rope import read_ropes
 
 # Keys that change hidden states when set, with the values served by every family.
 _SERVED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
     "quantization_config": (None,),
     "attention_multiplier": (None, 1.0),
     "embedding_multiplier": (None, 1.0),
@@ -25,6 +23,11 @@ _SERVED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "logits_scaling": (None, 1.0),
     "use_bidirectional_attention": (None, False),
     "qkv_bias": (None,),
+}
+# Families whose projections of attention, or of the MLP, may have biases; elsewhere the keys must be unset.
+_BIASED: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention_bias": ("llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
+    "mlp_bias": ("llama",),
 }
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
@@ -83,6 +86,9 @@ def config_from_hugging_face(values: Mapping[str, Any]) -> ModelConfig:
     for key, served in _SERVED_VALUES.items():
         if key in values and values[key] not in served:
             raise refuse(key, values[key], " or ".join(repr(value) for value in served))
+    for key, families in _BIASED.items():
+        if values.get(key) and family not in families:
+            raise refuse(key, values[key], f"it in {', '.join(families)}")
     try:
         return _read(family, {**_DEFAULTS[family], **values})
     except KeyError as error:
@@ -119,7 +125,9 @@ def _read(family: str, values: Mapping[str, Any]) -> ModelConfig:
         layers=kinds,
         local_rope=local_rope,
         activation=_activation(family, values),
-        qkv_bias=family == "qwen2",
+        qkv_bias=family == "qwen2" or bool(values.get("attention_bias")),
+        output_bias=bool(values.get("attention_bias")),
+        mlp_bias=bool(values.get("mlp_bias")),
         qk_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         post_norms=family in ("gemma2", "gemma3_text"),
         embedding_scale=hidden**0.5 if gemma else 1.0,

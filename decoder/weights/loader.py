@@ -47,6 +47,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.qkv_bias:
             shapes[f"{prefix}self_attn.q_proj.bias"] = (config.query_size,)
             shapes |= dict.fromkeys((f"{prefix}self_attn.{name}_proj.bias" for name in "kv"), (config.kv_size,))
+        if config.output_bias:
+            shapes[f"{prefix}self_attn.o_proj.bias"] = (hidden,)
         if config.qk_norms:
             shapes |= dict.fromkeys((f"{prefix}self_attn.{name}_norm.weight" for name in "qk"), (config.head_dim,))
         if config.post_norms:
@@ -63,7 +65,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _mlp_shapes(config: ModelConfig, layer: int, prefix: str) -> dict[str, tuple[int, ...]]:
     hidden, experts = config.hidden_size, config.experts
     if experts is None or not config.layers[layer].experts:
-        return _gated_shapes(prefix, hidden, config.intermediate_size)
+        dense = _gated_shapes(prefix, hidden, config.intermediate_size)
+        if config.mlp_bias:
+            dense |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in dense.items()}
+        return dense
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (experts.count, hidden)}
     for index in range(experts.count):
         shapes |= _gated_shapes(f"{prefix}experts.{index}.", hidden, experts.inner)

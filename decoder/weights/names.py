@@ -104,8 +104,8 @@ def views(config: ModelConfig, stored: Mapping[str, tuple[str, Shape]], *, gguf:
     for name, view in list(found.items()):
         if plus_one and name.endswith("norm.weight"):
             found[name] = TensorView(view.stored, view.shape, offset=1.0)
-        elif permuted and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.num_heads if name.endswith("q_proj.weight") else config.num_kv_heads
+        elif permuted and (projection := name.rpartition(".")[0]).endswith(("q_proj", "k_proj")):
+            heads = config.num_heads if projection.endswith("q_proj") else config.num_kv_heads
             found[name] = TensorView(view.stored, view.shape, heads=heads)
     return found
 

@@ -38,6 +38,8 @@ _SCALAR_BYTES: Final[dict[int, int]] = {
     gguf.GGUFValueType.FLOAT32: 4,
 }
 
+_FIRST: Final = "blk.0."
+_BIAS: Final = ".bias"
 _GGUF_DIVISORS: Final = ("rope_freqs", "rope_factors_short", "rope_factors_long")
 
 
@@ -107,7 +109,11 @@ class GgufSource:
         }
         # Token lists are large and not the model's business.
         fields = {key: field.contents() for key, field in self._reader.fields.items() if not _is_vocabulary(key)}
-        self.config = config_from_gguf(fields, int(embedding.shape[1]), "output.weight" not in self._tensors, divisors)
+        biases = [
+            n[len(_FIRST) :].removesuffix(_BIAS) for n in self._tensors if n.startswith(_FIRST) and n.endswith(_BIAS)
+        ]
+        tied = "output.weight" not in self._tensors
+        self.config = config_from_gguf(fields, int(embedding.shape[1]), tied, divisors, biases)
         # GGUF lists the fastest dimension first.
         stored = {
             gguf_name(name, self.config): (name, tuple(int(n) for n in reversed(tensor.shape)))
@@ -230,9 +236,8 @@ def _part(stored: Any, view: TensorView) -> Any:
 
 def _unpermute(array: FloatArray, num_heads: int) -> FloatArray:
     # GGUF stores rotary pairs next to each other; the model rotates the two halves of a head against each other.
-    rows, columns = array.shape
-    pairs = array.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
+    pairs = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))
 
 
 def _is_vocabulary(key: str) -> bool:

@@ -27,6 +27,7 @@ Array = NDArray[np.float32]
 # Family of `tests/tiny_families.py`: the architecture of its GGUF file, and what its metadata say besides sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", {}),
+    "llama-biases": ("llama", {}),
     "qwen2": ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
                         "rope.scaling.original_context_length": 256}),
     "qwen3": ("qwen3", {}),
@@ -70,9 +71,9 @@ def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[st
         assert short is not None, name
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             array = array + np.float32(1.0)
-        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = parsed.num_heads if "q_proj" in name else parsed.num_kv_heads
-            array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+            array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(short, np.ascontiguousarray(array))
     _add_divisors(writer, config, parsed)
     writer.write_header_to_file()

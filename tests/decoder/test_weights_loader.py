@@ -31,8 +31,8 @@ def _change_config(path: Path, **changes: Any) -> None:
     [
         ({"model_type": "mamba"}, "architecture"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 128}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "short_factor"),

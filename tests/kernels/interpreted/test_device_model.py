@@ -44,10 +44,10 @@ def config_of(**changes: Any) -> ModelConfig:
 def everything() -> ModelConfig:
     """Settings of Gemma 2 and 3, Qwen 2 and Phi 3 in one: windows, caps, norms of heads and of halves, biases."""
     return config_of(
-        architecture="gemma3_text", num_layers=2, activation="gelu_tanh", qkv_bias=True, qk_norms=True,
-        post_norms=True, embedding_scale=5.5, query_scale=0.3, attention_cap=4.0, logit_cap=20.0,
-        tie_embeddings=True, rope=RopeConfig(1e6, 8, "linear", factor=8.0), local_rope=RopeConfig(1e4, 8),
-        layers=(LayerConfig(window=9, local=True), LayerConfig()),
+        architecture="gemma3_text", num_layers=2, activation="gelu_tanh", qkv_bias=True, output_bias=True,
+        mlp_bias=True, qk_norms=True, post_norms=True, embedding_scale=5.5, query_scale=0.3, attention_cap=4.0,
+        logit_cap=20.0, tie_embeddings=True, rope=RopeConfig(1e6, 8, "linear", factor=8.0),
+        local_rope=RopeConfig(1e4, 8), layers=(LayerConfig(window=9, local=True), LayerConfig()),
     )  # fmt: skip
 
 
@@ -98,13 +98,19 @@ def oracle_logits(config: ModelConfig, token_ids: np.ndarray) -> torch.Tensor:
             q, k, parts[2], config.query_scale, window=layer.window or 0, soft_cap=config.attention_cap or 0.0
         )
         a = out.flatten(1) @ get[f"{prefix}self_attn.o_proj.weight"].T
+        if config.output_bias:
+            a = a + get[f"{prefix}self_attn.o_proj.bias"]
         x = x + (norm(a, f"{prefix}post_attention_layernorm.weight") if config.post_norms else a)
         before = "pre_feedforward" if config.post_norms else "post_attention"
         h = norm(x, f"{prefix}{before}_layernorm.weight")
-        first, up = (h @ get[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        biases = [get[f"{prefix}mlp.{n}_proj.bias"] if config.mlp_bias else 0.0 for n in ("gate", "up", "down")]
+        first, up = (
+            h @ get[f"{prefix}mlp.{name}_proj.weight"].T + bias
+            for name, bias in zip(("gate", "up"), biases, strict=False)
+        )
         functional = torch.nn.functional
         first = functional.silu(first) if config.activation == "silu" else functional.gelu(first, approximate="tanh")
-        m = (first * up) @ get[f"{prefix}mlp.down_proj.weight"].T
+        m = (first * up) @ get[f"{prefix}mlp.down_proj.weight"].T + biases[2]
         x = x + (norm(m, f"{prefix}post_feedforward_layernorm.weight") if config.post_norms else m)
     head = get["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     logits = norm(x, "model.norm.weight") @ head.T
