@@ -103,6 +103,13 @@ class Ownership:
         """As `taint`, for all that this owner may have written: its number may stand for somebody else from now on."""
         self.dirty_owner[self.dirty_owner == owner] = ANYONE
 
+    def disown(self, blocks: BlockRun) -> None:
+        """Active blocks are nobody's from now on, and what they hold is not known."""
+        self.uncharge(blocks)
+        self.charged[NO_OWNER] += len(blocks)
+        self.owner[blocks] = NO_OWNER
+        self.dirty_owner[blocks] = ANYONE
+
     def uncharge(self, blocks: BlockRun) -> None:
         """Active or cached blocks are free or quarantined now."""
         if len(blocks) <= FEW:

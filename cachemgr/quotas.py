@@ -14,9 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from cachemgr.blocks import NO_OWNER, BlockPool
 from common.errors import InvalidArgument, ResourceExhausted
+
+OVER_CEILING: Final = "QUOTA_EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class Quotas:
                 subject="tenant_blocks",
                 needed=count,
                 usable=left,
-                reason="QUOTA_EXCEEDED",
+                reason=OVER_CEILING,
             )
 
     def excess(self, owner: int, count: int) -> int:

@@ -1,25 +1,38 @@
 """Reports: what the decoders' steps did, one batched message a step.
 
 Invariants: a sequence is checked whole before it changes anything; a bad one refuses itself alone, and its lease is
-over; blocks that a decoder might still write wait until it acknowledges. Called by `manager.py`.
+over; blocks that a decoder might still write wait until it acknowledges. Sequences come best ranked first: where their
+owner's ceiling has no room for all, the last ones give way. Called by `manager.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from cachemgr.blocks import NO_OWNER
+from cachemgr.giving_way import give, who_gives_way
 from cachemgr.ids import BlockArray, BlockRun, SessionId
 from cachemgr.kept import keep
-from cachemgr.leases import Deferred, Lease, Session, to_wire
+from cachemgr.leases import Deferred, Session, to_wire
+from cachemgr.quotas import OVER_CEILING
 from cachemgr.relief import relieve
+from cachemgr.report_checks import checked_credit, checked_seal, validate
 from cachemgr.results import Kept, Refusal, Replacement, Reported, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
 from common.layout import TOKEN_BYTES
+
+
+class _News(NamedTuple):
+    """What is told of the sequences of a report."""
+
+    replacements: list[Replacement]
+    refusals: list[Refusal]
+    kept: list[Kept]
 
 
 def report(
@@ -37,8 +50,8 @@ def report(
 ) -> Reported:
     """See `CacheManager.report`."""
     session = state.book.session(session_id)
-    _validate(state, wanted, generated_tokens, preemptions, queued, applied_revision)
-    back = _checked_credit(session, returned, "returned_blocks")
+    validate(state, wanted, generated_tokens, preemptions, queued, applied_revision)
+    back = checked_credit(session, returned, "returned_blocks")
     state.revision += 1
     for run in session.take_deferred(applied_revision=applied_revision):
         state.let_go(run)
@@ -46,27 +59,22 @@ def report(
         session.credit.difference_update(back)
         state.pool.ownership.untouched(_run(back))
         state.pool.unhold(_run(back))
-    replacements: list[Replacement] = []
-    refusals: list[Refusal] = []
-    kept: list[Kept] = []
+    news = _News([], [], [])
+    scarce: dict[int, list[SequenceReport]] = {}  # by owner: what waits for the news of all others
     for sequence in sequences:
-        if _extended(state, session, sequence):
+        if (scarce and _queue_up(session, sequence, scarce)) or _extended(state, session, sequence):
             continue
-        try:
-            replacement = _apply(state, session, sequence, kept, now_ns)
-        except TesseraError as error:
-            end_refused(state, session, sequence)
-            refusals.append(Refusal(sequence.lease_id, error))
-        else:
-            if replacement is not None:
-                replacements.append(replacement)
+        if _try(state, session, sequence, news, now_ns) is not None:
+            scarce[session.leases[sequence.lease_id].owner] = [sequence]
+    for ranked in scarce.values():
+        _share_ceiling(state, session, ranked, news, now_ns)
     counters = state.counters
     counters.generated_tokens += generated_tokens
     counters.preemptions += preemptions
     session.queued_requests = queued
     if state.journal is not None:
         state.journal.flush()
-    return Reported(replacements, refusals, _grant_credit(state, session, wanted), state.revision, kept)
+    return Reported(news.replacements, news.refusals, _grant_credit(state, session, wanted), state.revision, news.kept)
 
 
 def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
@@ -99,8 +107,8 @@ def _apply(
     state: CacheState, session: Session, sequence: SequenceReport, kept: list[Kept], now_ns: int
 ) -> Replacement | None:
     lease = session.lease(sequence.lease_id)
-    taken = _checked_credit(session, sequence.taken_blocks, "taken_blocks")
-    sealed = _checked_seal(state, lease, sequence, len(taken))
+    taken = checked_credit(session, sequence.taken_blocks, "taken_blocks")
+    sealed = checked_seal(state, lease, sequence, len(taken))
     if taken:
         _require_quota(state, lease.owner, len(taken))
         session.credit.difference_update(taken)
@@ -123,6 +131,57 @@ def _apply(
     else:
         kept.append(keep(state, session, lease, sequence.keep, now_ns))
     return None
+
+
+def _try(
+    state: CacheState, session: Session, sequence: SequenceReport, news: _News, now_ns: int
+) -> ResourceExhausted | None:
+    """Takes the report of one sequence, or ends it; neither where its owner's ceiling has no room: then the error."""
+    try:
+        replacement = _apply(state, session, sequence, news.kept, now_ns)
+    except ResourceExhausted as error:
+        if error.reason == OVER_CEILING:
+            return error
+        _refuse(state, session, sequence, news, error)
+    except TesseraError as error:
+        _refuse(state, session, sequence, news, error)
+    else:
+        if replacement is not None:
+            news.replacements.append(replacement)
+    return None
+
+
+def _refuse(state: CacheState, session: Session, sequence: SequenceReport, news: _News, error: TesseraError) -> None:
+    end_refused(state, session, sequence)
+    news.refusals.append(Refusal(sequence.lease_id, error))
+
+
+def _queue_up(session: Session, sequence: SequenceReport, scarce: dict[int, list[SequenceReport]]) -> bool:
+    """Puts what wants blocks behind those of its owner that found none; True where it did."""
+    lease = session.leases.get(sequence.lease_id)
+    ahead = None if lease is None else scarce.get(lease.owner)
+    if ahead is None or not (len(sequence.taken_blocks) or any(sequence.lease_id == item.lease_id for item in ahead)):
+        return False
+    ahead.append(sequence)
+    return True
+
+
+def _share_ceiling(state: CacheState, session: Session, ranked: list[SequenceReport], news: _News, now_ns: int) -> None:
+    """Takes the reports of one owner, best ranked first, that its ceiling had no room for, after those of all others.
+    Where it still has none, one of them ends."""
+    while ranked:
+        first = ranked[0]
+        error = _try(state, session, first, news, now_ns)
+        if error is None:
+            del ranked[0]
+            continue
+        behind = {item.lease_id: session.leases[item.lease_id] for item in ranked if item.lease_id in session.leases}
+        lease = behind.pop(first.lease_id)
+        ending = who_gives_way(state, lease, list(behind.values()), error.needed - error.usable)
+        wanted = sum(len(item.taken_blocks) for item in ranked if item.lease_id != ending.lease_id)
+        give(state, ending, wanted - error.usable)
+        place = next(place for place, item in enumerate(ranked) if item.lease_id == ending.lease_id)
+        _refuse(state, session, ranked.pop(place), news, error)
 
 
 def _extended(state: CacheState, session: Session, sequence: SequenceReport) -> bool:
@@ -157,33 +216,6 @@ def _require_quota(state: CacheState, owner: int, count: int) -> None:
     state.keep_ceiling(owner, count)
 
 
-def _checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num_taken: int) -> int:
-    """The sealed mark that a report asks for. Raises InvalidArgument."""
-    if len(sequence.tokens) % TOKEN_BYTES:
-        raise InvalidArgument("tokens", "no packed int32 tokens")
-    sealed = sequence.sealed_tokens
-    if 0 <= sealed <= lease.granted and lease.sealed <= lease.granted:
-        return lease.sealed  # no news: a decoder may count from nothing
-    known = lease.num_tokens + len(sequence.tokens) // TOKEN_BYTES
-    highest = min(known, (lease.num_blocks + num_taken) * state.block_tokens)
-    if sealed == 0:
-        return lease.sealed
-    if not lease.sealed <= sealed <= highest:
-        raise InvalidArgument("sealed_tokens", f"is {sealed}; allowed is {lease.sealed}..{highest}")
-    if lease.committed and sealed > lease.sealed:
-        raise InvalidArgument("sealed_tokens", "the block there is committed; make it writable before it is written")
-    if lease.copy is not None and not sequence.copied:
-        raise InvalidArgument("copied", "the copy of the lease must have run before tokens after it are sealed")
-    return sealed
-
-
-def _checked_credit(session: Session, blocks: BlockArray, name: str) -> list[int]:
-    numbers: list[int] = blocks.tolist() if len(blocks) else []
-    if numbers and not (len(set(numbers)) == len(numbers) and session.credit.issuperset(numbers)):
-        raise InvalidArgument(name, "holds blocks twice, or blocks that are not the session's credit")
-    return numbers
-
-
 def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -> None:
     """Ends a refused lease. The decoder may still use its blocks, so all of them wait for its acknowledgement: also the
     published ones, which what is pinned may hang below. The credit that it took waits with them."""
@@ -203,22 +235,3 @@ def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -
 
 def _run(blocks: list[int]) -> BlockRun:
     return np.array(blocks, np.intp)
-
-
-def _validate(
-    state: CacheState, wanted: int, generated_tokens: int, preemptions: int, queued: int, applied_revision: int
-) -> None:
-    if min(wanted, generated_tokens, preemptions, queued) >= 0 <= applied_revision <= state.revision:
-        return
-    numbers = (
-        ("wanted_blocks", wanted),
-        ("generated_tokens", generated_tokens),
-        ("preemptions", preemptions),
-        ("queued_requests", queued),
-        ("applied_revision", applied_revision),
-    )
-    for name, value in numbers:
-        if value < 0:
-            raise InvalidArgument(name, f"is {value}; allowed is 0 and more")
-    if applied_revision > state.revision:
-        raise InvalidArgument("applied_revision", f"is {applied_revision}; the newest is {state.revision}")

@@ -148,6 +148,22 @@ class QuotaMachine(RuleBasedStateMachine):
         assert answer.refusals == [] or (ceiling and answer.refusals[0].error.reason == "QUOTA_EXCEEDED")
         self._judge(sequence.tenant, before)
 
+    @precondition(lambda self: len(self.rig.sequences) > 1)
+    @rule()
+    def grow_together(self) -> None:
+        """Of those that grow in one step only tenants with a ceiling lose any, and the others lose nothing."""
+        before = self._count()
+        grown = [sequence for sequence in self.rig.sequences if self.rig.grow(sequence, 1)]
+        for sequence in grown:
+            self.rig.compute(sequence)
+        answer = self.rig.report(*map(self.rig.message, grown))
+        refused = {refusal.lease_id for refusal in answer.refusals}
+        for sequence in grown:
+            if sequence.lease_id in refused:
+                assert self.quotas[sequence.tenant].ceiling_blocks
+        after, actors = self._count(), {sequence.tenant for sequence in grown}
+        self._judge(None, {tenant: (after if tenant in actors else before)[tenant] for tenant in before})
+
     @precondition(lambda self: self.rig.sequences)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

@@ -100,6 +100,23 @@ def test_growth_above_the_ceiling_ends_with_numbers() -> None:
     first.assert_quiet()
 
 
+def test_of_streams_that_reach_the_ceiling_together_the_last_ends() -> None:
+    """Two streams of a tenant that need their next block in the same step: the older one brings its whole answer."""
+    manager = CacheManager(num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, epoch=1)
+    arena = np.zeros((NUM_BLOCKS + 1, *RecallModel().layout.block_shape), np.float32)
+    node, _ = two_tenants(manager, arena)
+    manager.set_quota(TenantId("acme"), Quota(ceiling_blocks=5))
+    prompts = [prompt_of(2 * BLOCK_TOKENS, seed=seed) for seed in (1, 2)]
+    for number, prompt in enumerate(prompts):
+        node.submit(request(number, prompt, max_tokens=2 * BLOCK_TOKENS))
+    node.finish(0, 1)
+    assert node.sink.tokens[0, 0] == greedy_oracle(prompts[0], 2 * BLOCK_TOKENS)
+    error = node.sink.failed[1]
+    assert isinstance(error, ResourceExhausted)
+    assert (error.reason, error.needed, error.usable) == ("QUOTA_EXCEEDED", 1, 0)
+    node.assert_quiet()
+
+
 def test_scrub_comes_before_what_it_is_about() -> None:
     """Of one answer, the blocks to zero are told first, whatever the answer is."""
     answers: list[tuple[cache_pb2.SessionResponse, Pending | None]] = [

@@ -103,8 +103,8 @@ def test_a_ceiling_refuses_with_numbers_and_harms_nobody_else(
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     expected = {"reason": "QUOTA_EXCEEDED", "subject": "tenant_blocks", "needed": "8", "usable": "6"}
     assert expected.items() <= numbers_of(caught.value).items()
-    # No two of them need their next block in the same step: those would all be refused.
-    requests = [make_request(prompts.tokens(2 * B + 3 + i), new=24) for i in range(6)]
+    # The first three fit, and need their next block in the same step: never do all of them end.
+    requests = [make_request(prompts.tokens(B + 3 + i // 3), new=24) for i in range(6)]
     running = [node.background(request, key=small.key) for request in requests]
     beside = make_request(prompts.tokens(3 * B), new=40)
     solo.check(beside, node.generate(beside, key=other.key))
