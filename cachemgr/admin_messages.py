@@ -12,13 +12,11 @@ from typing import Final
 from cachemgr import tenant_views, views
 from cachemgr.blocks import BlockState
 from cachemgr.ids import TenantId
-from cachemgr.scopes import PUBLIC_OWNER, group_owner
+from cachemgr.scopes import PUBLIC_OWNER, group_of
 from cachemgr.tenant_quotas import TenantQuota
 from common.errors import InvalidArgument
 from tessera.admin.v1 import admin_pb2
 from tessera.common.v1 import common_pb2
-
-_GROUP: Final = group_owner("")
 
 _STATES: Final = {
     BlockState.FREE: admin_pb2.BLOCK_STATE_FREE,
@@ -113,7 +111,7 @@ def block_message(view: views.BlockView) -> admin_pb2.Block:
 
 def prefix_message(view: views.PrefixView, now_ns: int) -> admin_pb2.Prefix:
     """One node of the index; what is left of its time at `now_ns`."""
-    group = view.tenant.removeprefix(_GROUP) if view.tenant.startswith(_GROUP) else ""
+    group = group_of(view.tenant)
     scope = common_pb2.SCOPE_PUBLIC if view.tenant == PUBLIC_OWNER else common_pb2.SCOPE_PRIVATE
     message = admin_pb2.Prefix(
         node=view.node,

@@ -22,7 +22,6 @@ from cachemgr.admin_messages import (
 from cachemgr.admin_pages import next_token, page_asked
 from cachemgr.ids import TenantId
 from cachemgr.manager import CacheManager
-from cachemgr.scopes import PUBLIC_OWNER, group_owner
 from common.errors import FailedPrecondition, InvalidArgument, NotFound
 from tessera.admin.v1 import admin_pb2
 
@@ -45,15 +44,8 @@ class PoolAdmin(AdminBase):
         if manager is None or layout is None:
             return admin_pb2.GetSnapshotResponse(epoch=self._owner.epoch)
         view = manager.snapshot()
-        shown = [usage for usage in view.tenants if usage.used_blocks or self._exists(usage.tenant)]
+        shown = [usage for usage in view.tenants if usage.used_blocks or self._tenants.owns_blocks(usage.tenant)]
         return snapshot_message(replace(view, tenants=shown), layout.block_bytes, self._tenants.quotas())
-
-    def _exists(self, owner: TenantId) -> bool:
-        """Whether an owner of blocks was not deleted since."""
-        group = owner.removeprefix(group_owner(""))
-        if group != owner:
-            return self._tenants.groups.exists(group)
-        return owner == PUBLIC_OWNER or self._tenants.has_tenant(owner)
 
     async def CheckIntegrity(
         self, _request: admin_pb2.CheckIntegrityRequest, _context: Any

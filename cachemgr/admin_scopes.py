@@ -50,8 +50,9 @@ class ScopeAdmin(AdminBase):
     async def DeleteGroup(self, request: admin_pb2.DeleteGroupRequest, _context: Any) -> admin_pb2.DeleteGroupResponse:
         """End a group and drop what lies in its scope, with the private tails below it."""
         self._owner.succession.refuse_others()
+        owner = group_owner(self._tenants, request.group)
         self._tenants.groups.delete(request.group)
-        evicted = self._purge_scope(group_owner(request.group))
+        evicted = self._purge_scope(owner)
         self._note("group_deleted", group=request.group, blocks_purged=evicted)
         return admin_pb2.DeleteGroupResponse(evicted_blocks=evicted)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cachemgr.arena.handoff import Handoff
 from cachemgr.claim_plans import Claim
 from cachemgr.clocks import Clocks
-from cachemgr.grants import GrantSigner, mark_of
+from cachemgr.grants import GrantSigner
 from cachemgr.ids import TenantId
 from cachemgr.keys import derive_root
 from cachemgr.links import Connection, Origin
@@ -60,7 +60,7 @@ class Proofs:
             with contextlib.suppress(PermissionDenied):
                 prefix = resolve_prefix(self.tenants, grant.tenant, key, held.prefix, held.tokens, f"{field}.prefix")
         secret = self.tenants.secret(grant.tenant)
-        return _Identity(grant.tenant, derive_root(secret, key), prefix, grant.mark == mark_of(secret))
+        return _Identity(grant.tenant, derive_root(secret, key), prefix, grant.mark == self.tenants.mark(grant.tenant))
 
 
 def claim(

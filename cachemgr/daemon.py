@@ -114,7 +114,7 @@ class Daemon:
             succession=Succession(
                 self._paths.index_journal, epoch=epoch, wait_seconds=options.lease_seconds + options.grace_seconds
             ),
-            knows=lambda name: name.startswith("@") or tenants.has_tenant(name),
+            knows=tenants.owns_blocks,
             steady_ns=self._clocks.steady_ns,
             place=self._place,
         )

@@ -7,8 +7,9 @@ further away than the longest validity is refused too, so that a clock that went
 passed in; it is the node's monotonic one, which daemon restarts do not reset. A request that runs already may outlive
 its grant: a session may show a grant that it was leased blocks for once more after its expiry. The validity is no bound
 on what a lost grant is worth (each use asks whether its key still counts) but on how long a request may wait for its
-first lease. The mark tells which secret the tenant had: what was computed for a grant before a rotation is not shared
-after it, also by a daemon that knows of the rotation from the database alone. Called by the credential
+first lease. The mark tells which secret the tenant had and which groups it was in: what was computed for a grant before
+a rotation, or the end of a group, is not shared after it, also by a daemon that knows of that from the database alone.
+Called by the credential
 service (issue) and the session service (verify). Revocation is the tenants' business, by the key id that a grant names.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,9 +88,10 @@ class GrantSigner:
         return hashlib.blake2b(body, digest_size=_SIGNATURE_BYTES, key=self._secret, person=b"tessera-grant").digest()
 
 
-def mark_of(secret: bytes) -> bytes:
-    """Tells one secret of a tenant from the next, and nothing else of it."""
-    return hashlib.blake2b(digest_size=MARK_BYTES, key=secret, person=b"tessera-mark").digest()
+def mark_of(secret: bytes, group_ids: Sequence[str] = ()) -> bytes:
+    """Tells one secret of a tenant from the next, the ids of its groups too, and nothing else of them."""
+    groups = ",".join(group_ids).encode()
+    return hashlib.blake2b(groups, digest_size=MARK_BYTES, key=secret, person=b"tessera-mark").digest()
 
 
 class AcceptedGrants:

@@ -22,8 +22,8 @@ class ScopeStore:
 
     def load_groups(self) -> list[GroupRow]:
         """All groups with their members."""
-        groups = self._db.execute("SELECT group_name, created_ns, secret FROM groups").fetchall()
-        rows = {name: GroupRow(name, created_ns, secret) for name, created_ns, secret in groups}
+        groups = self._db.execute("SELECT group_name, group_id, created_ns, secret FROM groups").fetchall()
+        rows = {group[0]: GroupRow(*group) for group in groups}
         for name, tenant in self._db.execute("SELECT group_name, tenant FROM members"):
             rows[name].members.add(TenantId(tenant))
         return list(rows.values())
@@ -32,8 +32,8 @@ class ScopeStore:
         """Insert a group and its members."""
         with Transaction(self._db):
             self._db.execute(
-                "INSERT INTO groups (group_name, created_ns, secret) VALUES (?, ?, ?)",
-                (row.group, row.created_ns, row.secret),
+                "INSERT INTO groups (group_name, group_id, created_ns, secret) VALUES (?, ?, ?, ?)",
+                (row.group, row.group_id, row.created_ns, row.secret),
             )
             self._insert_members(row.group, row.members)
 

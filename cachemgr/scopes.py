@@ -1,8 +1,9 @@
 """Which wider scope the first tokens of a request lie in, and whether its tenant may say so. Pure.
 
 Invariants: a tenant that is no member of a group cannot tell it from one that does not exist; in the public scope lie
-exactly the approved prefixes; a root is derived from the scope's own secret, so that nothing a tenant knows opens it.
-Called by the operations of sessions and by the admin service. What the core does with a span is `layers.py`'s business.
+exactly the approved prefixes; a root is derived from the scope's own secret, so that nothing a tenant knows opens it;
+a group is its id, and its name but a way to say it. Called by the operations of sessions, by the admin service and by
+`tenants.py`. What the core does with a span is `layers.py`'s business.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from tessera.common.v1 import common_pb2
 PUBLIC_OWNER: Final = TenantId("@public")  # no tenant's name begins so
 
 
+_GROUP: Final = "@group:"
+
+
 class ScopeRules(Protocol):
     """What has to be known of scopes; `cachemgr/tenants.py` knows it."""
 
     def scope_secret(self, scope: Scope, group: str = "") -> bytes:
         """The secret of a wider scope."""
+
+    def group_id(self, group: str) -> str:
+        """The id of the group that has this name now; "" where there is none."""
 
     def is_member(self, group: str, tenant: TenantId) -> bool:
         """Whether a tenant is a member of a group; False too where there is no such group."""
@@ -36,9 +43,20 @@ class ScopeRules(Protocol):
         """Whether exactly these packed tokens are an approved prefix."""
 
 
-def group_owner(group: str) -> TenantId:
-    """The name that owns a group's blocks."""
-    return TenantId(f"@group:{group}")
+def group_owner(rules: ScopeRules, group: str) -> TenantId:
+    """The name that owns a group's blocks: of this group, and of none that had its name before or gets it later."""
+    return TenantId(f"{_GROUP}{group}:{rules.group_id(group)}")
+
+
+def group_of(owner: TenantId) -> str:
+    """The name of the group that owns blocks as `owner`; "" where it is no group."""
+    return owner.removeprefix(_GROUP).partition(":")[0] if owner.startswith(_GROUP) else ""
+
+
+def is_group_of(rules: ScopeRules, owner: TenantId) -> bool:
+    """Whether `owner` is a group that is still there."""
+    group = group_of(owner)
+    return bool(group and rules.group_id(group)) and owner == group_owner(rules, group)
 
 
 def resolve_prefix(
@@ -72,7 +90,9 @@ def resolve_prefix(
 
 def check_owner(rules: ScopeRules, tenant: TenantId, owner: TenantId | None) -> None:
     """Whether a tenant may go on below blocks of a scope's `owner` (None: its own). Raises PermissionDenied."""
-    if owner is not None and owner != PUBLIC_OWNER and not rules.is_member(owner.partition(":")[2], tenant):
+    if owner is None or owner == PUBLIC_OWNER:
+        return
+    if not (is_group_of(rules, owner) and rules.is_member(group_of(owner), tenant)):
         raise _scope_denied()
 
 
@@ -87,8 +107,8 @@ def longest_approved(rules: ScopeRules, tokens: bytes) -> int:
 
 def group_span(rules: ScopeRules, key: CacheKey, group: str, num_tokens: int) -> ScopeSpan:
     """The first tokens in a group's scope. The caller has checked the membership."""
-    wider = replace(key, scope=Scope.GROUP, scope_name=group)
-    return ScopeSpan(group_owner(group), derive_root(rules.scope_secret(Scope.GROUP, group), wider), num_tokens)
+    wider = replace(key, scope=Scope.GROUP, scope_name=rules.group_id(group))
+    return ScopeSpan(group_owner(rules, group), derive_root(rules.scope_secret(Scope.GROUP, group), wider), num_tokens)
 
 
 def public_span(rules: ScopeRules, key: CacheKey, num_tokens: int) -> ScopeSpan:

@@ -15,7 +15,7 @@ from cachemgr.arena.handoff import Handoff
 from cachemgr.branch_operations import commit, make_writable, rollback
 from cachemgr.claim_operation import Proofs, claim
 from cachemgr.clocks import Clocks
-from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner, mark_of
+from cachemgr.grants import GRANT_VALIDITY_NS, GrantSigner
 from cachemgr.ids import SessionId
 from cachemgr.links import Connection
 from cachemgr.operations import Operations
@@ -220,7 +220,7 @@ class CredentialService(cache_pb2_grpc.CredentialServiceServicer):
     ) -> cache_pb2.AuthenticateResponse:
         """The tenant of a key, and the grant that proves it."""
         identity = self._tenants.authenticate(request.key, self._clocks.wall_ns())
-        mark = mark_of(self._tenants.secret(identity.tenant))
+        mark = self._tenants.mark(identity.tenant)
         return cache_pb2.AuthenticateResponse(
             tenant=identity.tenant,
             grant=self._signer.issue(identity.tenant, identity.key_id, mark, self._clocks.steady_ns()),

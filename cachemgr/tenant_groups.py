@@ -1,8 +1,8 @@
 """Groups: named sets of tenants that may share a scope, made by operators.
 
 Invariant: who is not a member reaches nothing of a group from that moment on, and a group's secret never leaves the
-daemon; a group that is made again under an old name has another secret. All rows are held in memory and written
-through. Called by `tenants.py` (look-ups, deletion) and by the admin service.
+daemon; a group that is made again under an old name has another id and another secret. All rows are held in memory and
+written through. Called by `tenants.py` (look-ups, deletion) and by the admin service.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cachemgr.tenant_rows import GroupRow
 from common.errors import AlreadyExists, NotFound
 
 GROUP_SECRET_BYTES: Final = 32
+GROUP_ID_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Groups:
         check_name(name, "group")
         if name in self._groups:
             raise AlreadyExists(f"group {name} exists")
-        row = GroupRow(name, now_ns, secrets.token_bytes(GROUP_SECRET_BYTES), set(members))
+        secret = secrets.token_bytes(GROUP_SECRET_BYTES)
+        row = GroupRow(name, secrets.token_hex(GROUP_ID_BYTES), now_ns, secret, set(members))
         self._store.add_group(row)
         self._groups[name] = row
 
@@ -68,14 +70,19 @@ class Groups:
         """The group's secret, for key roots alone. NotFound where there is no such group."""
         return self._row(name).secret
 
+    def group_id(self, name: str) -> str:
+        """The id of the group that has this name now; "" where there is none."""
+        row = self._groups.get(name)
+        return "" if row is None else row.group_id
+
+    def ids_of(self, tenant: TenantId) -> tuple[str, ...]:
+        """The ids of the groups that the tenant is a member of, in order."""
+        return tuple(sorted(row.group_id for row in self._groups.values() if tenant in row.members))
+
     def is_member(self, name: str, tenant: TenantId) -> bool:
         """Whether the tenant is a member; False too where there is no such group."""
         row = self._groups.get(name)
         return row is not None and tenant in row.members
-
-    def exists(self, name: str) -> bool:
-        """Whether there is such a group."""
-        return name in self._groups
 
     def groups_of(self, tenant: TenantId) -> tuple[str, ...]:
         """The groups that the tenant is a member of, by name."""

@@ -41,9 +41,10 @@ class KeyRow:
 
 @dataclass(slots=True)
 class GroupRow:
-    """One group of tenants that may share a scope."""
+    """One group of tenants that may share a scope. `group_id` is random: no other group, also of this name, has it."""
 
     group: str
+    group_id: str
     created_ns: int
     secret: bytes = field(repr=False)
     members: set[TenantId] = field(default_factory=set)

@@ -11,7 +11,7 @@ from typing import Final
 
 from common.errors import FailedPrecondition
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 _VERSION_1: Final = """
 CREATE TABLE tenants (
@@ -44,7 +44,11 @@ CREATE TABLE approvals (
 _VERSION_3: Final = """
 ALTER TABLE approvals ADD COLUMN steps BLOB NOT NULL DEFAULT x'';
 """
-_STEPS: Final = (_VERSION_1, _VERSION_2, _VERSION_3)
+_VERSION_4: Final = """
+ALTER TABLE groups ADD COLUMN group_id TEXT NOT NULL DEFAULT '';
+UPDATE groups SET group_id = lower(hex(randomblob(8)));
+"""
+_STEPS: Final = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 """The script that leads from version n to version n + 1."""
 
 

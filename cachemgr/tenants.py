@@ -13,9 +13,11 @@ import secrets
 from dataclasses import replace
 from typing import Final
 
+from cachemgr.grants import mark_of
 from cachemgr.ids import TenantId
 from cachemgr.key_book import KeyBook
 from cachemgr.keys import Scope
+from cachemgr.scopes import PUBLIC_OWNER, is_group_of
 from cachemgr.tenant_approvals import Approvals
 from cachemgr.tenant_groups import Groups
 from cachemgr.tenant_keys import SALT_BYTES, check_key_name, check_tenant_name, hash_secret, new_key, split_key
@@ -90,6 +92,19 @@ class Tenants:
     def is_member(self, group: str, tenant: TenantId) -> bool:
         """Whether the tenant is a member of the group; False too where there is no such group."""
         return self.groups.is_member(group, tenant)
+
+    def group_id(self, group: str) -> str:
+        """The id of the group that has this name now; "" where there is none."""
+        return self.groups.group_id(group)
+
+    def mark(self, tenant: TenantId) -> bytes:
+        """Tells the tenant's secret and the groups that it is in from those of another time, and nothing else of them.
+        NotFound where there is no such tenant."""
+        return mark_of(self._row(tenant).secret, self.groups.ids_of(tenant))
+
+    def owns_blocks(self, owner: TenantId) -> bool:
+        """Whether an owner of blocks, a tenant or a wider scope, is still there."""
+        return owner == PUBLIC_OWNER or owner in self._tenants or is_group_of(self, owner)
 
     def approved_lengths(self) -> tuple[int, ...]:
         """How many tokens approved prefixes have, each number once, the longest first."""

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from cachemgr.tenant_quotas import QuotaChange, TenantQuota
-from cachemgr.tenant_schema import _VERSION_1, SCHEMA_VERSION
+from cachemgr.tenant_schema import _VERSION_1, _VERSION_2, _VERSION_3, SCHEMA_VERSION
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from common.errors import FailedPrecondition
@@ -49,6 +49,30 @@ def test_schema_1_is_migrated_with_everything_in_it(tmp_path):
     assert version(path) == SCHEMA_VERSION
     again = TenantStore(path)
     assert Tenants(again).quotas()["acme"].floor_blocks == 3
+    again.close()
+
+
+def test_groups_of_schema_3_get_ids_of_their_own(tmp_path):
+    """Each group is given an id that no other has and that stays; its secret and members are kept."""
+    path = tmp_path / "tenants.db"
+    old_file(path)
+    database = sqlite3.connect(path)
+    database.executescript(f"{_VERSION_2}{_VERSION_3}PRAGMA user_version=3;")
+    for name in ("team", "other"):
+        database.execute("INSERT INTO groups VALUES (?, 7, ?)", (name, b"g" * 32))
+        database.execute("INSERT INTO members VALUES (?, 'acme')", (name,))
+    database.commit()
+    database.close()
+    store = TenantStore(path)
+    tenants = Tenants(store)
+    ids = tenants.groups.ids_of("acme")
+    assert len(set(ids)) == 2
+    assert all(len(group_id) == 16 for group_id in ids)
+    assert tenants.groups.secret("team") == b"g" * 32
+    store.close()
+    assert version(path) == SCHEMA_VERSION
+    again = TenantStore(path)
+    assert Tenants(again).groups.ids_of("acme") == ids
     again.close()
 
 

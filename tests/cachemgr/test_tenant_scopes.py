@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cachemgr.keys import Scope
+from cachemgr.scopes import check_owner, group_owner
 from cachemgr.tenant_quotas import QuotaChange
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
-from common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unauthenticated
+from common.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unauthenticated
 from common.tokens import pack_tokens
 
 SYSTEM_PROMPT = pack_tokens([11, 22, 33, 44])
@@ -150,6 +151,26 @@ def test_group_made_again_has_another_secret(book):
     fresh = book.tenants.scope_secret(Scope.GROUP, "team")
     assert fresh != old
     assert fresh in on_disk(book)  # positive control
+
+
+def test_group_made_again_is_another_owner_of_blocks(book):
+    """Its id is random and kept; who owned blocks under the old one is nobody, also under the same name."""
+    tenants = book.tenants
+    tenants.groups.create("team", ["acme"], 5)
+    old, mark = group_owner(tenants, "team"), tenants.mark("acme")
+    assert tenants.owns_blocks(old)
+    assert group_owner(book.reopen(), "team") == old
+    assert book.tenants.mark("acme") == mark
+    book.tenants.groups.delete("team")
+    assert not book.tenants.owns_blocks(old)
+    book.tenants.groups.create("team", ["acme"], 6)
+    assert not book.tenants.owns_blocks(old)
+    assert book.tenants.owns_blocks(group_owner(book.tenants, "team"))
+    assert book.tenants.mark("acme") != mark
+    assert not book.tenants.owns_blocks("@group:team:") and not book.tenants.owns_blocks("@group:team")
+    with pytest.raises(PermissionDenied):
+        check_owner(book.tenants, "acme", old)
+    check_owner(book.tenants, "acme", group_owner(book.tenants, "team"))
 
 
 def test_exactly_the_approved_tokens_are_approved(book):
