@@ -7,7 +7,7 @@ this build does not know are ignored and never passed on. Called by `gateway/ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -38,6 +38,16 @@ MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
 MAX_SCOPE_NAME: Final = 64
 _PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
 _WIDER_SCOPES: Final = (common_pb2.SCOPE_GROUP, common_pb2.SCOPE_PUBLIC)
+
+
+# Optional numbers: whether one is allowed, and what is.
+_SAMPLING: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
+    "temperature": (lambda value: 0 <= value < float("inf"), "a finite number >= 0; 0 is greedy"),
+    "top_p": (lambda value: 0 < value <= 1, "a number in (0, 1]"),
+    "top_k": (lambda value: value >= 0, "a number >= 0; 0 is all"),
+    "min_p": (lambda value: 0 <= value <= 1, "a number in [0, 1]"),
+    "repetition_penalty": (lambda value: 0 < value <= 100, "a number in (0, 100]"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +165,19 @@ def check_public_tokens(cache: inference_pb2.Cache, num_tokens: int) -> None:
 def _check_scope(request: inference_pb2.GenerateRequest) -> None:
     cache = request.cache
     if cache.scope not in (*_PRIVATE_SCOPES, *_WIDER_SCOPES):
-        raise InvalidArgument("cache.scope", "allowed are SCOPE_PRIVATE, SCOPE_GROUP and SCOPE_PUBLIC")
+        raise InvalidArgument(
+            "cache.scope", f"is {cache.scope}; allowed are SCOPE_PRIVATE, SCOPE_GROUP and SCOPE_PUBLIC"
+        )
     if cache.scope in _WIDER_SCOPES and request.session.handle:
         raise InvalidArgument(
             "cache.scope", "a kept conversation goes on in the scope that it was begun in; allowed is none"
         )
     if cache.scope == common_pb2.SCOPE_GROUP:
         if not 1 <= len(cache.scope_name) <= MAX_SCOPE_NAME or not cache.scope_name.isprintable():
-            raise InvalidArgument("cache.scope_name", f"allowed are 1..{MAX_SCOPE_NAME} printable characters")
+            length = len(cache.scope_name)
+            raise InvalidArgument(
+                "cache.scope_name", f"has {length} characters; allowed are 1..{MAX_SCOPE_NAME} printable characters"
+            )
     elif cache.scope_name:
         raise InvalidArgument("cache.scope_name", "names the group of a GROUP scope; in any other allowed is none")
     if cache.public_tokens < 0 or (cache.public_tokens and cache.scope in _PRIVATE_SCOPES):
@@ -174,16 +189,19 @@ def _check_scope(request: inference_pb2.GenerateRequest) -> None:
 def _check_cache(cache: inference_pb2.Cache) -> None:
     if cache.HasField("priority"):
         _whole("cache.priority", cache.priority, 0, 100)
-    if cache.HasField("ttl_seconds") and not 0 < cache.ttl_seconds <= MAX_TTL_SECONDS:
-        raise InvalidArgument("cache.ttl_seconds", "allowed is a number > 0 and at most 100 years")
+    if cache.HasField("ttl_seconds"):
+        ttl = cache.ttl_seconds
+        _fits("cache.ttl_seconds", ttl, 0 < ttl <= MAX_TTL_SECONDS, "a number > 0 and at most 100 years")
 
 
 def _check_beam(request: inference_pb2.GenerateRequest, num_samples: int) -> None:
     beam, sampling = request.beam, request.sampling
-    _whole("beam.width", beam.width, 0, MAX_BEAMS)
-    if not -MAX_LENGTH_PENALTY <= beam.length_penalty <= MAX_LENGTH_PENALTY:
-        raise InvalidArgument("beam.length_penalty", f"allowed are -{MAX_LENGTH_PENALTY}..{MAX_LENGTH_PENALTY}")
+    if beam.width:
+        _whole("beam.width", beam.width, 1, MAX_BEAMS)
+    penalty, most = beam.length_penalty, MAX_LENGTH_PENALTY
+    _fits("beam.length_penalty", penalty, -most <= penalty <= most, f"a number in [-{most}, {most}]")
     if not beam.width:
+        _fits("beam.length_penalty", penalty, penalty == 0, "none without beam.width")
         return
     if num_samples > beam.width:
         raise InvalidArgument("sampling.n", f"is {num_samples}; allowed are 1..{beam.width}, the width of the beam")
@@ -207,29 +225,27 @@ def _check_beam(request: inference_pb2.GenerateRequest, num_samples: int) -> Non
 
 def _check_speculation(speculation: inference_pb2.Speculation) -> None:
     if speculation.mode not in inference_pb2.SpeculationMode.values():
-        raise InvalidArgument("speculation.mode", "allowed are PROMPT_LOOKUP and DRAFT_MODEL")
+        raise InvalidArgument("speculation.mode", f"is {speculation.mode}; allowed are PROMPT_LOOKUP and DRAFT_MODEL")
     if speculation.HasField("draft_tokens"):
-        _whole("speculation.draft_tokens", speculation.draft_tokens, 1, MAX_DRAFT_TOKENS)
+        field, count = "speculation.draft_tokens", speculation.draft_tokens
+        _whole(field, count, 1, MAX_DRAFT_TOKENS)
+        has_mode = speculation.mode != inference_pb2.SPECULATION_MODE_UNSPECIFIED
+        _fits(field, count, has_mode, "none without speculation.mode")
 
 
 def _check_sampling(sampling: inference_pb2.Sampling, limits: ModelLimits) -> int:
-    if sampling.HasField("temperature") and not 0 <= sampling.temperature < float("inf"):
-        raise InvalidArgument("sampling.temperature", "allowed is a finite number >= 0; 0 is greedy")
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        raise InvalidArgument("sampling.top_p", "allowed is a number in (0, 1]")
-    if sampling.HasField("top_k") and sampling.top_k < 0:
-        raise InvalidArgument("sampling.top_k", "allowed is a number >= 0; 0 is all")
-    if sampling.HasField("min_p") and not 0 <= sampling.min_p <= 1:
-        raise InvalidArgument("sampling.min_p", "allowed is a number in [0, 1]")
-    if sampling.HasField("repetition_penalty") and not 0 < sampling.repetition_penalty <= 100:
-        raise InvalidArgument("sampling.repetition_penalty", "allowed is a number in (0, 100]")
+    for name, (fits, allowed) in _SAMPLING.items():
+        if sampling.HasField(name):
+            value = getattr(sampling, name)
+            _fits(f"sampling.{name}", value, fits(value), allowed)
     if sampling.HasField("presence_penalty"):
         _signed("sampling.presence_penalty", sampling.presence_penalty)
     if sampling.HasField("frequency_penalty"):
         _signed("sampling.frequency_penalty", sampling.frequency_penalty)
     _check_biases(sampling.logit_bias, limits.vocab_size)
     if len(sampling.bad_token_ids) > MAX_BIASES:
-        raise InvalidArgument("sampling.bad_token_ids", f"allowed are at most {MAX_BIASES} ids")
+        count = len(sampling.bad_token_ids)
+        raise InvalidArgument("sampling.bad_token_ids", f"holds {count} ids; allowed are at most {MAX_BIASES}")
     check_token_ids("sampling.bad_token_ids", sampling.bad_token_ids, limits.vocab_size)
     if len(set(sampling.bad_token_ids)) == limits.vocab_size:
         raise InvalidArgument("sampling.bad_token_ids", "holds the whole vocabulary; one token must be left")
@@ -256,18 +272,19 @@ def _check_stopping(stopping: inference_pb2.Stopping, limits: ModelLimits) -> No
         if stopping.min_tokens < 0:
             raise InvalidArgument("stopping.min_tokens", f"is {stopping.min_tokens}; allowed is a number >= 0")
         if stopping.HasField("max_tokens") and stopping.min_tokens > stopping.max_tokens:
-            raise InvalidArgument("stopping.min_tokens", f"allowed are 0..{stopping.max_tokens}, as max_tokens says")
+            _fits("stopping.min_tokens", stopping.min_tokens, False, f"0..{stopping.max_tokens}, as max_tokens says")
         if stopping.min_tokens > limits.max_context_tokens:
-            raise InvalidArgument(
-                "stopping.min_tokens", f"allowed are 0..{limits.max_context_tokens}, the model's context"
-            )
+            allowed = f"0..{limits.max_context_tokens}, the model's context"
+            _fits("stopping.min_tokens", stopping.min_tokens, False, allowed)
     if len(stopping.stop) > MAX_STOPS:
         raise InvalidArgument("stopping.stop", f"holds {len(stopping.stop)} strings; allowed are at most {MAX_STOPS}")
     for index, stop in enumerate(stopping.stop):
-        if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
-            raise InvalidArgument(f"stopping.stop[{index}]", f"allowed are 1..{MAX_STOP_BYTES} bytes")
+        size = len(stop.encode())
+        if not 1 <= size <= MAX_STOP_BYTES:
+            raise InvalidArgument(f"stopping.stop[{index}]", f"has {size} bytes; allowed are 1..{MAX_STOP_BYTES}")
     if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidArgument("stopping.stop_token_ids", f"allowed are at most {MAX_STOP_TOKENS} ids")
+        count = len(stopping.stop_token_ids)
+        raise InvalidArgument("stopping.stop_token_ids", f"holds {count} ids; allowed are at most {MAX_STOP_TOKENS}")
     check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, limits.vocab_size)
 
 
@@ -277,5 +294,9 @@ def _whole(field: str, value: int, low: int, high: int) -> None:
 
 
 def _signed(field: str, value: float) -> None:
-    if not -100 <= value <= 100:
-        raise InvalidArgument(field, "allowed is a number in [-100, 100]")
+    _fits(field, value, -100 <= value <= 100, "a number in [-100, 100]")
+
+
+def _fits(field: str, value: float, fits: bool, allowed: str) -> None:
+    if not fits:
+        raise InvalidArgument(field, f"is {value}; allowed is {allowed}")

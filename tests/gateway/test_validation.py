@@ -139,6 +139,8 @@ REFUSED: list[tuple[Callable[[], pb.GenerateRequest], str]] = [
     (lambda: beam(session(keep_seconds=1)), "session"),
     *((lambda v=v: pb.GenerateRequest(adapter=v), "adapter") for v in (".a", "..", "a/b", "a b", "x" * 65, "\0", "é")),
     *((lambda v=v: speculation(draft_tokens=v), "speculation.draft_tokens") for v in (0, -1, 17, 2**63 - 1)),
+    (lambda: pb.GenerateRequest(speculation=pb.Speculation(draft_tokens=4)), "speculation.draft_tokens"),
+    (lambda: beam(width=0, length_penalty=0.5), "beam.length_penalty"),
 ]
 ACCEPTED: list[pb.GenerateRequest] = [
     pb.GenerateRequest(),
@@ -177,6 +179,35 @@ def test_a_value_outside_its_comment_is_refused_by_its_path(make: Callable[[], p
     with pytest.raises(InvalidArgument, match="allowed") as caught:
         check_request(make(), LIMITS)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (sampling(temperature=-0.25), "is -0.25; allowed is a finite number >= 0"),
+        (sampling(top_p=1.5), "is 1.5; allowed is a number in (0, 1]"),
+        (sampling(top_k=-3), "is -3; allowed is a number >= 0"),
+        (sampling(presence_penalty=NAN), "is nan; allowed is a number in [-100, 100]"),
+        (sampling(bad_token_ids=[5] * 1025), "holds 1025 ids; allowed are at most 1024"),
+        (stopping(min_tokens=6, max_tokens=5), "is 6; allowed is 0..5, as max_tokens says"),
+        (stopping(stop=["secret" * 200]), "has 1200 bytes; allowed are 1..1024"),
+        (cache(ttl_seconds=-2), "is -2.0; allowed is a number > 0"),
+        (cache(scope=common_pb2.SCOPE_GROUP, scope_name="g" * 65), "has 65 characters; allowed are 1..64"),
+        (beam(width=17), "is 17; allowed are 1..16"),
+        (beam(length_penalty=11), "is 11.0; allowed is a number in [-10, 10]"),
+        (beam(width=0, length_penalty=0.5), "is 0.5; allowed is none without beam.width"),
+        (
+            pb.GenerateRequest(speculation=pb.Speculation(draft_tokens=4)),
+            "is 4; allowed is none without speculation.mode",
+        ),
+    ],
+)
+def test_a_refusal_tells_the_number_that_came(request_: pb.GenerateRequest, told: str) -> None:
+    """A message has what came beside what is allowed: numbers and lengths, never a text of the client's."""
+    with pytest.raises(InvalidArgument) as caught:
+        check_request(request_, LIMITS)
+    assert told in caught.value.description
+    assert "secret" not in caught.value.message and "ggg" not in caught.value.message
 
 
 @pytest.mark.parametrize("request_", ACCEPTED)
