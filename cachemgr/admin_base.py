@@ -79,5 +79,5 @@ def tokens_asked(token_ids: Sequence[int]) -> bytes:
 def seconds_asked(field: str, seconds: float, *, most: float = MAX_SECONDS) -> float:
     """A time of a request, more than 0. Raises InvalidArgument."""
     if not (math.isfinite(seconds) and 0 < seconds <= most):
-        raise InvalidArgument(field, f"allowed is more than 0, at most {most:.0f}")
+        raise InvalidArgument(field, f"is {seconds:g}; allowed is more than 0, at most {most:.0f}")
     return seconds

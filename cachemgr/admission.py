@@ -19,6 +19,7 @@ from cachemgr.kept_book import KeptBranch
 from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
 from cachemgr.leases import Lease, Session, to_wire
 from cachemgr.nodes import NO_BLOCKS
+from cachemgr.quotas import blocks_are
 from cachemgr.radix import Match
 from cachemgr.reach import refuse_beyond_reach
 from cachemgr.relief import relieve
@@ -101,7 +102,7 @@ def _refuse_beyond_pool(state: CacheState, num_blocks: int) -> None:
     most = state.pool.num_blocks
     if num_blocks > most:
         raise ResourceExhausted(
-            f"{num_blocks} blocks are needed and the pool has {most}",
+            f"{blocks_are(num_blocks)} needed and the pool has {most}",
             subject="blocks",
             needed=num_blocks,
             usable=most,

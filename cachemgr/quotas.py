@@ -41,7 +41,7 @@ class Quota:
         if 0 < self.ceiling_blocks < self.floor_blocks:
             raise InvalidArgument("floor_blocks", f"is {self.floor_blocks}; the ceiling is {self.ceiling_blocks}")
         if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidArgument("weight", "allowed is a finite number above 0")
+            raise InvalidArgument("weight", f"is {self.weight:g}; allowed is a finite number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class QuotaUsage:
 
 
 _DEFAULT = Quota()
+
+
+def blocks_are(count: int) -> str:
+    """`1 block is`, `2 blocks are`."""
+    return "1 block is" if count == 1 else f"{count} blocks are"
 
 
 class Quotas:
@@ -139,7 +144,7 @@ class Quotas:
         left = self.left(owner, reserved)
         if count > left:
             raise ResourceExhausted(
-                f"{count} blocks are needed and the tenant's ceiling leaves {left}",
+                f"{blocks_are(count)} needed and the tenant's ceiling leaves {left}",
                 subject="tenant_blocks",
                 needed=count,
                 usable=left,

@@ -58,7 +58,7 @@ def change_quota(quota: TenantQuota, change: QuotaChange, other_floors: int, num
         if not 0 <= values[name] <= MAX_BLOCKS:
             raise InvalidArgument(name, f"is {values[name]}; allowed is 0..{MAX_BLOCKS}")
     if not (math.isfinite(values["weight"]) and MIN_WEIGHT <= values["weight"] <= MAX_WEIGHT):
-        raise InvalidArgument("weight", f"allowed is {MIN_WEIGHT:g}..{MAX_WEIGHT:g}")
+        raise InvalidArgument("weight", f"is {values['weight']:g}; allowed is {MIN_WEIGHT:g}..{MAX_WEIGHT:g}")
     changed = TenantQuota(**values)
     if 0 < changed.ceiling_blocks < changed.floor_blocks:
         raise InvalidArgument(

@@ -145,7 +145,9 @@ class Tenants:
         expires: int | None = None
         if ttl_seconds is not None:
             if not 0 < ttl_seconds <= MAX_TTL_SECONDS:  # also refuses NaN
-                raise InvalidArgument("ttl_seconds", f"allowed is more than 0, at most {MAX_TTL_SECONDS:.0f}")
+                raise InvalidArgument(
+                    "ttl_seconds", f"is {ttl_seconds:g}; allowed is more than 0, at most {MAX_TTL_SECONDS:.0f}"
+                )
             expires = now_ns + max(1, int(ttl_seconds * 1e9))
         key_id, text = new_key()
         parts = split_key(text)

@@ -16,19 +16,30 @@ from cli.client import find_state
 from cli.errors import CommandError
 from cli.failures import explain_failure
 from cli.files import read_key
+from cli.node_phase import describe_phase
+from common.paths import StatePaths
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
 from tessera.admin.v1 import admin_pb2_grpc
 
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 30.0
+# What a user types for the fields of a request.
+FLAGS = {
+    "add_tenants": "--add", "ceiling_blocks": "--ceiling", "floor_blocks": "--floor", "key_id": "KEY_ID",
+    "num_blocks": "--blocks", "pin_blocks": "--pins", "priority": "--set", "remove_tenants": "--remove",
+    "request_id": "REQUEST_ID", "timeout_seconds": "--timeout", "token_ids": "the prompt", "ttl_seconds": "--ttl",
+    "weight": "--weight",
+}  # fmt: skip
 ABSENT = "the cache manager does not run; `tessera up` starts it"
 
 
 class AdminClient:
     """One connection with one credential."""
 
-    def __init__(self, target: str, key: str) -> None:
+    def __init__(self, target: str, key: str, own: StatePaths | None = None) -> None:
+        """`own` is the state directory of the node behind `target`, where that is known."""
         self._target = target
+        self._own = own
         self._metadata = bearer_metadata(key)
         self._channel = open_sync_channel(target)
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -40,14 +51,16 @@ class AdminClient:
         named = None if options.key_file is None else "--key-file"
         hint = "Start the node with `tessera up`, or name it: --key-file FILE"
         key = read_key(options.key_file or paths.admin_key, named, hint)
-        return cls(options.target or unix_target(paths.admin_socket.absolute()), key)
+        if options.target:
+            return cls(options.target, key)
+        return cls(unix_target(paths.admin_socket.absolute()), key, paths)
 
     def call(self, method: str, request: Any, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
         """One unary call."""
         try:
             return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_seconds)
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._target, ABSENT)) from None
+            raise self._failure(error) from None
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
         """The answers of a streaming call; leaving the loop ends it."""
@@ -55,7 +68,7 @@ class AdminClient:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._target, ABSENT)) from None
+            raise self._failure(error) from None
         finally:
             call.cancel()
 
@@ -70,6 +83,10 @@ class AdminClient:
                 break
             request.page_token = answer.next_page_token
         return items
+
+    def _failure(self, error: grpc.RpcError) -> CommandError:
+        absent = (None if self._own is None else describe_phase(self._own)) or ABSENT
+        return CommandError(explain_failure(error, self._target, absent, flags=FLAGS))
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,7 +1,8 @@
 """`tessera chat`: a conversation. The server keeps it between turns, each of which sends the new question alone.
 
 All turns are here too, and are sent where the server does not keep them any more (`cli/conversation.py`). A turn that
-failed or was interrupted leaves the conversation as it was.
+failed or was interrupted leaves the conversation as it was. Where nobody is there to read of it, because questions come
+from a file or a pipe, a failed turn makes the status 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cli.client import (
     check_text,
 )
 from cli.conversation import Conversation
-from cli.errors import EXIT_USAGE, CommandError
+from cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.stdin.isatty():
         print(HELP)
         _load_line_editing()
+    all_answered = True
     with Client.from_options(options) as client:
         conversation = Conversation(client, opening, keep=not options.no_cache)
         while (line := _read_line()) is not None:
@@ -47,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
             elif line.startswith("/"):
                 print(HELP)
             elif line:
-                _take_turn(conversation, options, line)
+                all_answered = _take_turn(conversation, options, line) and all_answered
         conversation.forget_handle()
-    return 0
+    return 0 if all_answered or sys.stdin.isatty() else EXIT_FAILED
 
 
-def _take_turn(conversation: Conversation, options: argparse.Namespace, line: str) -> None:
-    """Ask and stream the answer; a turn that failed is forgotten."""
+def _take_turn(conversation: Conversation, options: argparse.Namespace, line: str) -> bool:
+    """Ask and stream the answer; a turn that failed is forgotten. False where it was refused."""
     numbers = Numbers()
     try:
         for text in conversation.ask(build_request(options), check_text("your message", line), numbers):
@@ -62,8 +64,10 @@ def _take_turn(conversation: Conversation, options: argparse.Namespace, line: st
         print("\n(stopped; this turn is forgotten)")
     except CommandError as error:
         print(f"\n{error.message}", file=sys.stderr)
+        return False
     else:
         print(f"\n  [{numbers.describe()}]")
+    return True
 
 
 def _read_line() -> str | None:

@@ -20,6 +20,7 @@ import grpc
 from cli.errors import EXIT_USAGE, CommandError
 from cli.failures import explain_failure
 from cli.files import read_authority, read_key
+from cli.node_phase import describe_phase
 from common.interceptors import error_from_rpc
 from common.paths import StatePaths, default_state_dir
 from common.rpc import bearer_metadata, open_sync_channel
@@ -34,6 +35,16 @@ SPECULATION_MODES = {
     "prompt-lookup": inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP,
     "draft-model": inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
 }
+# What a user types for the fields of a request.
+FLAGS = {
+    "adapter": "--adapter", "model": "--model", "beam.length_penalty": "--length-penalty", "beam.width": "--beams",
+    "output.constraint.grammar": "--grammar", "output.constraint.json_schema": "--json-schema",
+    "output.constraint.regex": "--regex", "output.logprobs": "--logprobs",
+    "output.prompt_logprobs": "--prompt-logprobs", "sampling.min_p": "--min-p", "sampling.n": "--n",
+    "sampling.seed": "--seed", "sampling.temperature": "--temperature", "sampling.top_k": "--top-k",
+    "sampling.top_p": "--top-p", "speculation.draft_tokens": "--draft-tokens", "speculation.mode": "--speculate",
+    "stopping.max_tokens": "--max-tokens", "stopping.stop": "--stop",
+}  # fmt: skip
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
 
@@ -172,9 +183,11 @@ def add_turns(request: inference_pb2.GenerateRequest, turns: Sequence[tuple[str,
 class Client:
     """A connection to one gateway with one tenant key; a context manager."""
 
-    def __init__(self, endpoint: str, key: str, tls_ca: bytes | None = None) -> None:
+    def __init__(self, endpoint: str, key: str, tls_ca: bytes | None = None, own: StatePaths | None = None) -> None:
+        """`own` is the state directory of the node behind `endpoint`, where that is known."""
         credentials = None if tls_ca is None else grpc.ssl_channel_credentials(tls_ca)
         self._endpoint = endpoint
+        self._own = own
         self._secure = credentials is not None
         self._metadata = bearer_metadata(key)
         self._channel = open_sync_channel(endpoint, credentials)
@@ -185,12 +198,16 @@ class Client:
         """Connect as the command line says. Raises CommandError where the key cannot be read."""
         paths = find_state(options.state_dir)
         named = None if options.key_file is None else "--key-file"
+        phase = describe_phase(paths)
         hint = "Start the node with `tessera up`, or name one: --key-file FILE"
-        if paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
+        if phase is not None:
+            hint = phase[0].upper() + phase[1:]
+        elif paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
             hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
         key = read_key(options.key_file or paths.default_key, named, hint)
         endpoint, certificate = find_endpoint(paths, options.endpoint)
-        return cls(check_text("--endpoint", endpoint), key, read_authority(options.tls_ca or certificate))
+        own = None if options.endpoint else paths
+        return cls(check_text("--endpoint", endpoint), key, read_authority(options.tls_ca or certificate), own)
 
     def __enter__(self) -> Client:
         return self
@@ -206,7 +223,7 @@ class Client:
         try:
             answer = self._stub.Tokenize(request, metadata=self._metadata, timeout=TOKENIZE_SECONDS)
         except grpc.RpcError as error:
-            raise CommandError(explain_failure(error, self._endpoint, ABSENT, secure=self._secure)) from None
+            raise self._failure(error) from None
         return list(answer.token_ids)
 
     def generate(self, request: inference_pb2.GenerateRequest, numbers: Numbers) -> Iterator[inference_pb2.Delta]:
@@ -250,5 +267,9 @@ class Client:
             raise self._failure(error) from None
 
     def _failure(self, error: grpc.RpcError) -> CommandError:
-        message = explain_failure(error, self._endpoint, ABSENT, secure=self._secure)
-        return CommandError(message, reason=error_from_rpc(error).reason)
+        absent = (None if self._own is None else describe_phase(self._own)) or ABSENT
+        message = explain_failure(error, self._endpoint, absent, secure=self._secure, flags=FLAGS)
+        failure = error_from_rpc(error)
+        if failure.metadata.get("field") == "chat":  # there is no template
+            message += "; `tessera generate --raw` continues plain text"
+        return CommandError(message, reason=failure.reason)

@@ -6,7 +6,9 @@ text is that of gRPC's own core; the pieces of it that are known become sentence
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import grpc
 
@@ -19,15 +21,34 @@ NOBODY_THERE = ("Connection refused", "No such file or directory")
 BROKEN_OFF = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "ping timeout", "keepalive")
 
 
-def explain_failure(error: grpc.RpcError, target: str, absent: str, *, secure: bool = False) -> str:
-    """One line about a failed call to `target`; `absent` says what to do where nothing listens there."""
+_TOO_LARGE: Final = re.compile(r"(?:Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
+
+
+def explain_failure(
+    error: grpc.RpcError, target: str, absent: str, *, secure: bool = False, flags: Mapping[str, str] | None = None
+) -> str:
+    """One line about a failed call to `target`; `absent` says what to do where nothing listens there, and `flags` has
+    what a user typed for fields of the request."""
     failure = error_from_rpc(error)
     trailing: Any = (error.trailing_metadata() if isinstance(error, grpc.Call) else None) or ()
     if not any(key == DETAILS_KEY for key, _ in trailing):
         reason = explain_connection(failure.code, failure.message, target, absent, secure=secure)
         if reason is not None:
             return reason
-    return explain_refusal(failure)
+        if (large := _TOO_LARGE.search(failure.message)) is not None:
+            return f"a message of {large[1]} bytes is too large; one holds at most {large[2]} bytes"
+    return name_flags(explain_refusal(failure), flags or {}, failure.metadata.get("field", ""))
+
+
+def name_flags(text: str, flags: Mapping[str, str], field: str = "") -> str:
+    """`text` with the flags of a command in the place of fields. A field that is one plain word, which may be a word of
+    the sentence, gives way only where it is the `field` that was refused."""
+    for name, flag in flags.items():
+        if "_" in name or "." in name:
+            text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", flag, text)
+        elif name == field:
+            text = text.replace(f"{name}:", f"{flag}:", 1)
+    return text
 
 
 def explain_refusal(failure: TesseraError) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from cli.errors import EXIT_USAGE, CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
+from cli.node_phase import DRAINING, STARTING, tell_phase
 from cli.preflight import check_options
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
 from common.credentials import read_secret
@@ -80,9 +81,11 @@ def _run(node: Node, interrupts: Interrupts) -> int:
     first_start = not node.paths.default_key.exists()
     began = time.monotonic()
     status = 0
+    tell_phase(node.paths, STARTING)
     try:
         supervisor.start(READY_SECONDS)
         tell_endpoint(node)
+        tell_phase(node.paths, None)
         print(describe_node(node, supervisor.pids(), time.monotonic() - began, show_key=first_start), flush=True)
         while not interrupts.stopping():
             supervisor.poll()
@@ -93,9 +96,11 @@ def _run(node: Node, interrupts: Interrupts) -> int:
         print(f"tessera up: {error.message}", file=sys.stderr, flush=True)
         status = error.status
     finally:
+        tell_phase(node.paths, DRAINING)
         node.paths.endpoint_file.unlink(missing_ok=True)
         print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
         clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
+        tell_phase(node.paths, None)
     print("tessera: stopped", file=sys.stderr, flush=True)
     return status if clean else status or 1
 

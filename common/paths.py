@@ -61,6 +61,11 @@ class StatePaths:
         """Where a running `tessera up` can be called: an address, and on a second line the certificate to trust."""
         return self.run_dir / "endpoint"
 
+    @property
+    def phase_file(self) -> Path:
+        """What a `tessera up` that starts or drains is doing, and its process."""
+        return self.run_dir / "phase"
+
     def decoder_socket(self, index: int) -> Path:
         """DecodeService of decoder `index`."""
         return self.run_dir / f"decoder-{index}.sock"

@@ -83,7 +83,7 @@ def check_session(request: inference_pb2.GenerateRequest) -> SessionPlan:
 def check_keep(name: str, seconds: float) -> float:
     """How long to keep. Raises InvalidArgument; NaN is refused."""
     if not seconds > 0:
-        raise InvalidArgument(name, "allowed is a number of seconds > 0")
+        raise InvalidArgument(name, f"is {seconds:g}; allowed is a number of seconds > 0")
     return min(seconds, LONGEST_KEEP_SECONDS)
 
 

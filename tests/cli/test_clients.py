@@ -393,7 +393,7 @@ def test_chat_uses_no_handle_of_an_answer_that_a_stop_string_cut(
 def test_a_failed_turn_leaves_the_conversation_as_it_was(
     inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error ends the turn and not the chat; its question is not kept."""
+    """An error ends the turn and not the chat; its question is not kept. Without a terminal the status is 1 then."""
     fake, flags = inference
     fake.refuse = status_pb2.Status(code=14, message="draining")
 
@@ -405,7 +405,7 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(
             return line
 
     monkeypatch.setattr("sys.stdin", Lines("one\ntwo\n"))
-    assert main(["chat", *flags]) == 0
+    assert main(["chat", *flags]) == 1
     assert [m.content for m in fake.requests[-1].chat.messages] == ["two"]
     assert "draining" in capsys.readouterr().err
 

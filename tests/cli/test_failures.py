@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import socket
 import subprocess
@@ -16,6 +18,10 @@ from google.rpc import error_details_pb2, status_pb2
 
 from cli.__main__ import main
 from cli.failures import explain_connection
+from cli.node_phase import DRAINING, STARTING, tell_phase
+from common.errors import InvalidArgument
+from common.interceptors import error_status
+from common.paths import StatePaths
 from tests.cli.support import write_key
 from tests.cli.test_clients import Inference, inference
 
@@ -53,6 +59,75 @@ def secure(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         yield port, cert
     finally:
         server.stop(None).wait()
+
+
+def refusal(field: str, description: str) -> status_pb2.Status:
+    """INVALID_ARGUMENT as a service of ours sends it."""
+    return error_status(InvalidArgument(field, description))
+
+
+@pytest.mark.parametrize(
+    ("field", "description", "told"),
+    [
+        ("sampling.top_p", "is 1.5; allowed is a number in (0, 1]", "refused --top-p: is 1.5; allowed"),
+        ("stopping.stop[1]", "has 0 bytes; allowed are 1..1024", "refused --stop[1]: has 0 bytes"),
+        ("stopping.stop_token_ids", "holds 65 ids", "refused stopping.stop_token_ids: holds 65 ids"),
+        (
+            "beam.length_penalty",
+            "is 1.0; allowed is none without beam.width",
+            "--length-penalty: is 1.0; allowed is none w",
+        ),
+        ("beam.length_penalty", "is 1.0; allowed is none without beam.width", "without --beams"),
+        ("adapter", "is no name of an adapter", "refused --adapter: is no name of an adapter"),
+        ("chat", "the model has no chat template; send text or token_ids", "`tessera generate --raw`"),
+    ],
+)
+def test_a_refused_field_is_called_by_its_flag(
+    field: str, description: str, told: str, inference: Inference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the user typed is named, and not the field of the message that carried it; words of the sentence stay."""
+    inference[0].refuse = refusal(field, description)
+    assert told in ask(capsys, *inference[1])
+
+
+def test_a_message_that_is_too_large_is_told_with_both_sizes(
+    inference: Inference, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's own bound on a message becomes a sentence with what was sent and what is allowed."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * (17 * 1024 * 1024)))
+    assert main(["generate", "-", *inference[1]]) == 1
+    told = capsys.readouterr().err
+    assert "is too large; one holds at most 16777216 bytes" in told and "message of 178" in told
+    assert not inference[0].requests
+
+
+@pytest.mark.parametrize("phase", [STARTING, DRAINING])
+def test_a_node_that_starts_or_drains_is_not_called_absent(
+    phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While `tessera up` starts or drains its state directory says so, to both clients and before there is a key; what
+    a killed one left behind says nothing, nor does it speak for an address that was named."""
+    paths = StatePaths(tmp_path)
+    paths.prepare()
+    state = ("--state-dir", str(tmp_path))
+    tell_phase(paths, phase)
+    assert f"{phase} (process {os.getpid()})" in ask(capsys, *state)
+    for key in (paths.default_key, paths.admin_key):
+        write_key(key)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        paths.endpoint_file.write_text(f"127.0.0.1:{unused.getsockname()[1]}\n")
+        told = ask(capsys, *state)
+        assert "nothing answers at 127.0.0.1:" in told and f"is {phase} (process {os.getpid()})" in told
+        assert main(["admin", "check", *state]) == 1
+        assert f"is {phase}" in capsys.readouterr().err
+        assert "tessera up" in ask(capsys, *state, "--endpoint", f"127.0.0.1:{unused.getsockname()[1]}")
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        paths.phase_file.write_text(f"{phase} {gone.pid}\n")
+        assert "start the node with `tessera up`" in ask(capsys, *state)
+        tell_phase(paths, None)
+        assert not paths.phase_file.exists()
 
 
 @pytest.mark.parametrize("message", ["no decoder is connected; try again", "cannot connect to the cache manager"])

@@ -15,6 +15,7 @@ import pytest
 
 from cli.client import Numbers
 from cli.demo import describe_results, free_port
+from common.paths import StatePaths
 from tests.cli.support import wait_until
 from tests.cli.test_supervisor import is_gone
 from tests.test_readme import readme_client, run_client
@@ -63,7 +64,11 @@ class RunningNode:
                 raise AssertionError(f"it ended:\n{self.text()}")
             return "Ctrl-C drains" in self.text()
 
+        phase = StatePaths(self.state).phase_file
+        wait_until(phase.exists, "the node says that it starts", START_SECONDS)
+        assert phase.read_text() == f"starting {self.process.pid}\n"
         wait_until(ready, "the node is ready", START_SECONDS)
+        assert not phase.exists()
 
 
 @pytest.fixture(scope="module")

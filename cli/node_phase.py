@@ -1,0 +1,43 @@
+"""What a `tessera up` does while it cannot be called: a file in `run/` that tells clients of its state directory.
+
+Invariant: the file is there from the start of a node until it is ready, and from the beginning of its end until it has
+ended. One that a killed node left behind is known by its process, which is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from common.paths import StatePaths
+
+STARTING: Final = "starting"
+DRAINING: Final = "draining"
+_ADVICE: Final = {
+    STARTING: "wait until it says that it is ready",
+    DRAINING: "it takes nothing new; start it again when it has stopped",
+}
+
+
+def tell_phase(paths: StatePaths, phase: str | None) -> None:
+    """Leave word of what this process does; None takes it away."""
+    if phase is None:
+        paths.phase_file.unlink(missing_ok=True)
+        return
+    fresh = paths.phase_file.with_suffix(".new")
+    fresh.write_text(f"{phase} {os.getpid()}\n", encoding="utf-8")
+    fresh.replace(paths.phase_file)
+
+
+def describe_phase(paths: StatePaths) -> str | None:
+    """A sentence about the node of this state directory while it starts or drains; None where it does neither."""
+    try:
+        phase, pid = paths.phase_file.read_text(encoding="utf-8").split()
+        os.kill(int(pid), 0)
+    except PermissionError:
+        pass  # it is there, and another user's
+    except (OSError, ValueError, OverflowError):
+        return None
+    if phase not in _ADVICE:
+        return None
+    return f"the node of {paths.state_dir} is {phase} (process {pid}); {_ADVICE[phase]}"
