@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable
 from typing import Final
@@ -37,10 +38,14 @@ from cachemgr.succession import Succession
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from cachemgr.watchdog import Watchdog
+from cachemgr.weights.memory import WeightsPlace
+from cachemgr.weights.service import WeightsSocket
+from cachemgr.weights.store import WeightsStore
 from common.config import DEFAULT_POOL_BYTES, Options
 from common.errors import FailedPrecondition
 from common.interceptors import BearerInterceptor, ErrorInterceptor
 from common.kept_sockets import KeptSocket, watch_sockets
+from common.layout import NONCE_BYTES
 from common.logs import get_logger
 from common.paths import StatePaths
 from common.rpc import Health, add_health_and_reflection, bind, bind_kept, make_server
@@ -80,6 +85,7 @@ class Daemon:
         self._servers: list[grpc.aio.Server] = []
         self._healths: list[Health] = []
         self._handoff = Handoff(self._handed_over)
+        self._weights: WeightsSocket | None = None
         self._owner: PoolOwner | None = None
         self._sessions: Sessions | None = None
         self.admin_port: int | None = None
@@ -126,11 +132,13 @@ class Daemon:
         await self._handoff.start(self._paths.arena_socket)
         await self._start_internal(node_secrets, owner, sessions, tenants, GrantSigner(store.signing_secret()))
         await self._start_admin(node_secrets, owner, sessions, tenants, audit)
-        arena_socket = [] if self._handoff.kept_socket is None else [self._handoff.kept_socket]
+        weights = self._weights = self._weights_socket(owner)
+        await weights.start(self._paths.weights_socket, node_secrets.internal)
+        handing = [it.kept_socket for it in (self._handoff, weights) if it.kept_socket is not None]
         # A socket that cannot be restored does not end the daemon: the cache that it holds serves on.
-        watching = watch_sockets([*self._sockets, *arena_socket])
+        watching = watch_sockets([*self._sockets, *handing])
         self._tasks.append(asyncio.create_task(watching, name="watch-sockets"))
-        self._tasks.append(asyncio.create_task(self._tick(owner, tenants), name="tick"))
+        self._tasks.append(asyncio.create_task(self._tick(owner, tenants, weights), name="tick"))
         self._tasks.append(asyncio.create_task(self._watch_deadlines(owner, sessions), name="deadlines"))
         self._tasks.append(asyncio.create_task(owner.watch_orphan(), name="orphan"))
         await self._say_serving(True)
@@ -166,6 +174,8 @@ class Daemon:
         await asyncio.gather(*(server.stop(STOP_GRACE_SECONDS) for server in self._servers))
         self._servers.clear()
         await self._handoff.stop()
+        if self._weights is not None:
+            await self._weights.stop()
         if self._owner is not None:
             self._owner.close()
         if self._audit is not None:
@@ -224,12 +234,21 @@ class Daemon:
         else:
             self._sessions.handed_over(session, process_id, pidfd)
 
-    async def _tick(self, owner: PoolOwner, tenants: Tenants) -> None:
+    def _weights_socket(self, owner: PoolOwner) -> WeightsSocket:
+        store = WeightsStore(
+            WeightsPlace(self._place),
+            reserved=lambda: owner.reserved_bytes,
+            draw_nonce=lambda: secrets.token_bytes(NONCE_BYTES),
+        )
+        return WeightsSocket(store, now=lambda: self._clocks.steady_ns() / 1e9)
+
+    async def _tick(self, owner: PoolOwner, tenants: Tenants, weights: WeightsSocket) -> None:
         watchdog = Watchdog(owner)
         while True:
             await asyncio.sleep(TICK_SECONDS)
             watchdog.look()
             owner.release_memory()
+            weights.tick()
             self._flush(tenants)
             await self._say_serving(owner.serving and not owner.drained)
 

@@ -89,6 +89,13 @@ class PoolOwner(PoolHeir):
         return 0 if self._arena is None else self._arena.num_blocks
 
     @property
+    def reserved_bytes(self) -> int:
+        """What the arena takes, or will: before the first attach what was promised, where that is in bytes."""
+        if self._arena is not None:
+            return self._arena.memory_bytes
+        return self._size.num_bytes if self._size.num_blocks is None else 0
+
+    @property
     def arena_nonce(self) -> bytes:
         """What stands at the start of the arena; empty before the first attach."""
         return b"" if self._arena is None else self._arena.nonce

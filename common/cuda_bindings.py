@@ -59,6 +59,9 @@ class BindingsDriver:
     def uses_mps(self, ordinal: int) -> bool:
         return bool(self._attribute(ordinal, "MPS_ENABLED"))
 
+    def total_bytes(self, ordinal: int) -> int:
+        return int(self._call("cuDeviceTotalMem", self._call("cuDeviceGet", ordinal)))
+
     # ---- shared memory
 
     def _properties(self, ordinal: int) -> Any:

@@ -40,6 +40,9 @@ class CudaDriver(Protocol):
     def uses_mps(self, ordinal: int) -> bool:
         """Whether contexts of the device are shared through the Multi-Process Service."""
 
+    def total_bytes(self, ordinal: int) -> int:
+        """All memory of the device. Needs no context; what of it is free, only a context is told."""
+
     def granularity(self, ordinal: int) -> int:
         """What sizes of memory and of mappings are multiples of."""
 

@@ -47,6 +47,11 @@ class StatePaths:
         return self.run_dir / "arena.sock"
 
     @property
+    def weights_socket(self) -> Path:
+        """Hands weights in GPU memory over, and holds them while a decoder is connected."""
+        return self.run_dir / "weights.sock"
+
+    @property
     def index_journal(self) -> Path:
         """What the cache manager has published, for the one after it; mode 0600."""
         return self.run_dir / "index.journal"

@@ -38,6 +38,7 @@ from decoder.models.select import INTERPRETER, ComputeDevice, resolve_device
 from decoder.sequence import SpeculationMode
 from decoder.service import SERVICE_NAME, Backend, DecodeService
 from decoder.session_target import SessionTarget
+from decoder.shared_weights import WeightsSource
 from decoder.validation import ServedModel
 from decoder.weights import load_on
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
@@ -93,7 +94,7 @@ async def _serve_at(
 
     watching = asyncio.create_task(watch_sockets([kept], end))
     try:
-        loaded = await _loaded(source, options, stop)
+        loaded = await _loaded(source, options, _shared_weights(options, source[1], paths, secret), stop)
         if loaded is not None:
             model, draft, tokenizer = loaded
             target = SessionTarget(
@@ -191,15 +192,27 @@ async def _internal_key(path: Path, stop: asyncio.Event) -> str | None:
     return None
 
 
+def _shared_weights(options: Options, device: ComputeDevice, paths: StatePaths, secret: str) -> WeightsSource | None:
+    """Where the weights of a GPU come from; None where this decoder holds its own: on a CPU it maps a file."""
+    if not device.uses_triton:
+        return None
+    if options.arena_handles == "ipc":
+        get_logger().warning(
+            "weights_not_shared", cause="--arena-handles ipc", effect="each decoder holds its own copy"
+        )
+        return None
+    return WeightsSource(paths.weights_socket, secret, device.gpu)
+
+
 async def _loaded(
-    source: tuple[Path, ComputeDevice], options: Options, stop: asyncio.Event
+    source: tuple[Path, ComputeDevice], options: Options, weights: WeightsSource | None, stop: asyncio.Event
 ) -> tuple[Any, DraftModel | None, bytes] | None:
     # In a thread that nobody waits for: a stop must not wait until everything is compiled.
     result: concurrent.futures.Future[tuple[Any, DraftModel | None, bytes]] = concurrent.futures.Future()
 
     def load() -> None:
         try:
-            result.set_result(_load(*source, options))
+            result.set_result(_load(*source, options, weights))
         except Exception as error:  # noqa: BLE001 - handed over whole; `serve` raises it
             result.set_exception(error)
 
@@ -211,7 +224,9 @@ async def _loaded(
     return await loading if loading.done() else None
 
 
-def _load(path: Path, device: ComputeDevice, options: Options) -> tuple[Any, DraftModel | None, bytes]:
+def _load(
+    path: Path, device: ComputeDevice, options: Options, weights: WeightsSource | None
+) -> tuple[Any, DraftModel | None, bytes]:
     # Compiling and loading take seconds; both happen before anybody is told that this decoder serves.
     log = get_logger()
     logged = {"": -1.0}
@@ -233,6 +248,7 @@ def _load(path: Path, device: ComputeDevice, options: Options) -> tuple[Any, Dra
         progress,
         options.max_context or 0,
         options.weights_cache,
+        None if weights is None else weights.weights_of,
     )
     model.warm_up(private_arena(model.layout, 1))
     log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))

@@ -47,12 +47,15 @@ class Recorder:
     fail_call:  the number of the call (from 1) that is refused, with `fail_with`; 0: none
     exportable: what `can_export` says
     granularity_bytes: what sizes must be multiples of
+    memory: bytes of the device; what is created beyond them, less those that others have taken, is refused
     """
 
     uuids: tuple[bytes, ...] = (UUID,)
     exportable: bool = True
     mps: bool = False
     granularity_bytes: int = GRANULARITY
+    memory: int = 1 << 40
+    memory_taken: int = 0
     fail_call: int = 0
     fail_with: str = "CUDA_ERROR_UNKNOWN"
     calls: list[str] = field(default_factory=list)
@@ -106,6 +109,10 @@ class Recorder:
         self._enter("cuDeviceGetAttribute")
         return self.mps
 
+    def total_bytes(self, ordinal: int) -> int:
+        self._enter("cuDeviceTotalMem")
+        return self.memory
+
     def granularity(self, ordinal: int) -> int:
         self._enter("cuMemGetAllocationGranularity")
         return self.granularity_bytes
@@ -116,6 +123,8 @@ class Recorder:
         self._enter("cuMemCreate")
         self._rule(0 <= ordinal < len(self.uuids), "cuMemCreate of a device that is not there")
         self._rule(num_bytes > 0 and num_bytes % self.granularity_bytes == 0, "cuMemCreate: size off the granularity")
+        if num_bytes > self.memory - self.memory_taken:
+            raise CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY")
         fd = os.memfd_create("not-gpu-memory", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
         handle = self._number()

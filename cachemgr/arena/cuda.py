@@ -35,24 +35,7 @@ class CudaArena(Arena):
         self.num_blocks, self.block_bytes, self.nonce = num_blocks, block_bytes, nonce
         self.device_uuid = gpu.uuid
         self.nonce_written = False
-        self._fd = -1
-        driver = gpu.driver
-        if not driver.can_export(gpu.ordinal):
-            raise FailedPrecondition(
-                f"{gpu.name} cannot share memory by file descriptor; --arena-handles ipc takes the older way",
-                reason="GPU_NO_EXPORT",
-            )
-        self._memory_bytes = gpu.rounded(self.arena_bytes)
-        handle = driver.create(gpu.ordinal, self._memory_bytes)
-        try:
-            try:
-                self._fd = driver.export_fd(handle)
-                os.set_inheritable(self._fd, False)
-            finally:
-                driver.release(handle)  # the fd holds the memory from here on; without one, nothing does
-        except CudaError:
-            self.close()
-            raise
+        self._fd, self._memory_bytes = export_fresh(gpu, self.arena_bytes)
 
     @classmethod
     def adopt(cls, gpu: Gpu, fd: int, *, num_blocks: int, block_bytes: int, nonce: bytes) -> CudaArena:
@@ -66,8 +49,7 @@ class CudaArena(Arena):
         arena.device_uuid, arena.nonce_written = gpu.uuid, True
         try:
             arena._memory_bytes = gpu.rounded(arena.arena_bytes)
-            gpu.driver.release(gpu.driver.import_fd(fd))
-            os.set_inheritable(fd, False)
+            check_import(gpu, fd)
         except (CudaError, OSError) as error:
             arena.close()
             raise ValueError(f"the memory that was handed back is not the arena: {error}") from error
@@ -90,3 +72,37 @@ class CudaArena(Arena):
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def export_fresh(gpu: Gpu, num_bytes: int) -> tuple[int, int]:
+    """Fresh memory of the GPU for `num_bytes` bytes: its fd, the caller's, and its size, a multiple of the granularity.
+
+    Raises FailedPrecondition where the device cannot export its memory, CudaError where the driver refuses a call;
+    nothing is left allocated then.
+    """
+    driver = gpu.driver
+    if not driver.can_export(gpu.ordinal):
+        raise FailedPrecondition(
+            f"{gpu.name} cannot share memory by file descriptor; --arena-handles ipc takes the older way",
+            reason="GPU_NO_EXPORT",
+        )
+    memory_bytes = gpu.rounded(num_bytes)
+    handle = driver.create(gpu.ordinal, memory_bytes)
+    fd = -1
+    try:
+        try:
+            fd = driver.export_fd(handle)
+            os.set_inheritable(fd, False)
+        finally:
+            driver.release(handle)  # the fd holds the memory from here on; without one, nothing does
+    except CudaError:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd, memory_bytes
+
+
+def check_import(gpu: Gpu, fd: int) -> None:
+    """Raises CudaError or OSError where the driver knows `fd`, which stays the caller's, for no memory of its own."""
+    gpu.driver.release(gpu.driver.import_fd(fd))
+    os.set_inheritable(fd, False)

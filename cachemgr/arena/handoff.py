@@ -21,6 +21,7 @@ from typing import Final
 
 from cachemgr.arena.base import Arena
 from cachemgr.arena.frames import read_frame
+from cachemgr.arena.listener import FdListener
 from cachemgr.arena.peers import Peer, open_peer_pidfd, peer_of
 from cachemgr.ids import SessionId
 from common.arena_frames import (
@@ -35,13 +36,12 @@ from common.arena_frames import (
     is_written,
     written_proof,
 )
-from common.errors import FailedPrecondition, TesseraError
+from common.errors import TesseraError
 from common.kept_sockets import KeptSocket
 from common.logs import get_logger
 
 REQUEST_TIMEOUT_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 32
-ACCEPT_PAUSE_SECONDS: Final = 0.05
 
 HandedOver = Callable[[SessionId, int, int], None]  # session, process id, pidfd (the callee's to close)
 TakeBack = Callable[[int], bool]  # the fd (the callee's to close); whether it was the memory that is wanted
@@ -65,17 +65,13 @@ class Handoff:
     ) -> None:
         self._on_handed_over = on_handed_over
         self._timeout = request_timeout_seconds
-        self._max_connections = max_connections
+        self._listener = FdListener("arena", self._serve, max_connections)
         self._offers: dict[SessionId, _Offer] = {}
         self._asked: dict[int, bytes] = {}  # process -> token that it may hand the memory back with
         self._writers: dict[int, bytes] = {}  # process -> how it proves that it wrote the nonce
         self._take_back: TakeBack | None = None
         self._arena: Arena | None = None
         self._fingerprint = b""
-        self._listener: socket.socket | None = None
-        self.kept_socket: KeptSocket | None = None  # while it listens
-        self._accepting: asyncio.Task[None] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
         self._log = get_logger()
 
     def serve_arena(self, arena: Arena, layout_fingerprint: bytes) -> None:
@@ -102,69 +98,36 @@ class Handoff:
         """Forget the session's token. Harmless when repeated."""
         self._offers.pop(session, None)
 
+    @property
+    def kept_socket(self) -> KeptSocket | None:
+        """The socket's file, while it listens."""
+        return self._listener.kept_socket
+
     async def start(self, path: Path) -> None:
         """Listen on `path` (mode 0600). Raises FailedPrecondition where the path holds something else."""
-        kept = KeptSocket(path)
-        kept.clear()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            listener.bind(os.fspath(kept.kept))
-            listener.listen(self._max_connections)
-            kept.publish()
-        except (OSError, FailedPrecondition):
-            listener.close()
-            raise
-        self._listener, self.kept_socket = listener, kept
-        self._accepting = asyncio.create_task(self._accept(listener), name="arena-accept")
+        await self._listener.start(path)
 
     async def stop(self) -> None:
         """Stop listening and drop open connections. Harmless when repeated."""
-        tasks = [task for task in (self._accepting, *self._connections) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self.kept_socket is not None:
-            self.kept_socket.remove()
-            self.kept_socket = None
-        if self._listener is not None:
-            self._listener.close()
-        self._accepting = self._listener = None
+        await self._listener.stop()
         self._offers.clear()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                link, _ = await loop.sock_accept(listener)
-            except OSError as error:  # for example no free fd: wait for some to come back, never spin or end
-                self._log.warning("arena_accept_failed", error=error.strerror)
-                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            if len(self._connections) >= self._max_connections:
-                link.close()
-                continue
-            task = asyncio.create_task(self._serve(link), name="arena-request")
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-
     async def _serve(self, link: socket.socket) -> None:
-        with link:
-            link.setblocking(False)
-            fds: list[int] = []
-            try:
-                async with asyncio.timeout(self._timeout):
-                    frame = await read_frame(link, REQUEST_BYTES, fds)
-                if is_return(frame):
-                    self._answer_return(link, frame, fds)
-                elif is_written(frame):
-                    self._answer_written(link, frame)
-                else:
-                    self._answer(link, frame)
-            except (TimeoutError, FrameError, OSError, TesseraError) as error:
-                self._log.warning("arena_request_dropped", reason=type(error).__name__)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+        fds: list[int] = []
+        try:
+            async with asyncio.timeout(self._timeout):
+                frame = await read_frame(link, REQUEST_BYTES, fds)
+            if is_return(frame):
+                self._answer_return(link, frame, fds)
+            elif is_written(frame):
+                self._answer_written(link, frame)
+            else:
+                self._answer(link, frame)
+        except (TimeoutError, FrameError, OSError, TesseraError) as error:
+            self._log.warning("arena_request_dropped", reason=type(error).__name__)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _answer(self, link: socket.socket, frame: bytes) -> None:
         """Judge one request and reply; never waits, a reply always fits an empty socket buffer."""

@@ -6,6 +6,7 @@ Nothing of the GPU's is imported where the CPU computes.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.llama import CausalLM
 from decoder.models.packing import Memory
 from decoder.models.weights import MakeMemory, Read
+
+WeightsOf = Callable[[ModelDigests, Any], Any]  # digests, DeviceLayout -> WeightMemory: the GPU's are not imported here
 
 INTERPRETER: Final = "interpreter"
 """A device for tests: the GPU's form on the CPU. `--device` does not take it, `--fault interpreted_kernels=1` does."""
@@ -86,12 +89,18 @@ def build_model(
     report: Callable[[float], None],
     dtype: KvDtype,
     make_memory: MakeMemory = Memory,
+    weights_of: WeightsOf | None = None,
 ) -> Any:
-    """The model on a device: what `decoder.runner.StepModel` asks for, and `warm_up`."""
+    """The model on a device: what `decoder.runner.StepModel` asks for, and `warm_up`.
+
+    make_memory: where the CPU's weights lie
+    weights_of:  where those of the device step lie; None: in memory of its own
+    """
     if not device.uses_triton:
         return CausalLM(config, layout, digests, read, threads, report, dtype=dtype, make_memory=make_memory)
     from decoder.models.device_model import DeviceModel
 
     if device.gpu is not None:
         torch.cuda.set_device(device.torch_device)
-    return DeviceModel(config, layout, digests, read, device.torch_device, report, dtype=dtype)
+    where = None if weights_of is None else functools.partial(weights_of, digests)
+    return DeviceModel(config, layout, digests, read, device.torch_device, report, dtype=dtype, make_memory=where)

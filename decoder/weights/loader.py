@@ -17,7 +17,7 @@ from common.layout import KV_DTYPES, KvDtype, KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
 from decoder.models.packing import Memory
-from decoder.models.select import ON_CPU, ComputeDevice, build_model
+from decoder.models.select import ON_CPU, ComputeDevice, WeightsOf, build_model
 from decoder.weights.packed_cache import PackedCache
 from decoder.weights.source import open_source
 
@@ -136,6 +136,7 @@ def load_on(
     progress: Progress | None = None,
     max_context: int = 0,
     weights_cache: Path | None = None,
+    weights_of: WeightsOf | None = None,
 ) -> Any:
     """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
 
@@ -149,7 +150,8 @@ def load_on(
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
                   (`decoder/models/rope.py`); 0 means what the model was made for
-    weights_cache: folder of packed weights, which decoders share; None: each has its own
+    weights_cache: folder of packed weights, which decoders on a CPU share; None: each has its own
+    weights_of:   where the weights of another device lie; None: each decoder has its own
 
     Raises InvalidArgument naming what is wrong or not served.
     """
@@ -180,6 +182,7 @@ def load_on(
             lambda done: report("weights", done),
             KvDtype(dtype),
             cache.make_memory if cache else Memory,
+            weights_of,
         )
     report("weights", 1.0)
     return model

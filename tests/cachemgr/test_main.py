@@ -194,7 +194,7 @@ def test_lost_sockets_leave_the_cache_alive(state):
     with daemon(state) as (process, log):
         for file in state.run_dir.iterdir():
             file.unlink()
-        wait_until(lambda: text_of(log).count("socket_lost") == 3)
+        wait_until(lambda: text_of(log).count("socket_lost") == 4)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_SECONDS) == 0
