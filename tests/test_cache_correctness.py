@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cachemgr.ids import TenantId
+from cachemgr.keys import CacheKey, derive_root
+from cachemgr.tenant_store import TenantStore
+from cachemgr.tenants import Tenants
 from decoder.cache_api import Acquire, Acquired, Event
 from decoder.sequence import BeamParams, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
@@ -324,6 +329,28 @@ def test_prefix_reuse_across_tenants(families: Families) -> None:
     assert first.ask(branch) == (2 * B + 1, family.alone(branch))
     first.manager.evict(num_blocks=96)
     assert [node.ask(prompt)[0] for node in (other, same)] == [0, 0]
+
+
+def test_each_wall_between_tenants_holds_alone(families: Families, tmp_path: Path) -> None:
+    """The roots are those that the daemon derives from the tenants' secrets, all else in the key equal. Neither under
+    another tenant's root alone nor as another tenant alone does anybody hit what is cached; under both, the control."""
+    tenants = Tenants(TenantStore(tmp_path / "tenants.db"))
+    key = CacheKey(b"weights", "", b"", b"tokenizer", b"", b"", "float32", "none", 1)
+    acme, blau = (derive_root(tenants.secret(tenants.create_tenant(name, 1)), key) for name in ("acme", "blau"))
+    family, prompt = families("gemma3"), text(3 * B + 3)
+    first, want = family.node(tenant="acme", root=acme), family.alone(prompt)
+    assert first.ask(prompt) == (0, want)
+
+    def as_tenant(tenant: str, root: bytes) -> tuple[int, Told]:
+        return Served(model=family.model, manager=first.manager, arena=first.arena, tenant=tenant, root=root).ask(
+            prompt
+        )
+
+    assert as_tenant("blau", blau) == (0, want)
+    assert as_tenant("acme", acme) == (len(prompt) - 1, want)
+    first.manager.purge(TenantId("blau"))
+    assert as_tenant("blau", acme) == (0, want), "the owner of a tree"
+    assert as_tenant("acme", blau) == (0, want), "the secret in its root"
 
 
 # ---- eviction never returns stale blocks
