@@ -23,6 +23,7 @@ from common.paths import StatePaths, default_state_dir, packed_dir
 DTYPES = ("float32", "bfloat16")
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
+DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_POOL_BYTES = 2 * 1024**3
 DEFAULT_DRAFT_KV_BYTES = 256 * 1024**2
 DEFAULT_LEASE_SECONDS = 10.0
@@ -48,7 +49,7 @@ class Options:
     arena_handles: str = "fd"
     dtype: str = DEFAULT_DTYPE
     kv_dtype: str | None = None
-    chunk_tokens: int = 512
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     mixed_chunk_tokens: int | None = None
     max_batch: int = 32
     prefix_cache: bool = True
@@ -193,7 +194,11 @@ _OPTIONS = (
     _Option("arena_handles", _choice("fd", "ipc"), "how GPU memory is shared: fd (default), or the older ipc", "KIND"),
     _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
     _Option(
-        "kv_dtype", _choice(*KV_DTYPES), "stored keys and values (default float16; float32 beside float32)", "DTYPE"
+        "kv_dtype",
+        _choice(*KV_DTYPES),
+        "stored keys and values (default float16; float32 beside float32); on a CPU each "
+        "pair with --dtype has kernels of its own, which compile for 20 to 40 s when it is first started",
+        "DTYPE",
     ),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),
     _Option("mixed_chunk_tokens", _whole(16, 65_536), "tokens of a step with decodes (default: half of those)", "N"),
@@ -273,6 +278,9 @@ def load_options(namespace: argparse.Namespace, environ: Mapping[str, str]) -> O
         raise ValueError("--tls-cert and --tls-key go together")
     if values.get("decoder_index", 0) >= values.get("decoders", 1) and values.get("decoders") is not None:
         raise ValueError(f"--decoder-index {values['decoder_index']} is outside 0..{values['decoders'] - 1}")
+    chunk, mixed = values.get("chunk_tokens", DEFAULT_CHUNK_TOKENS), values.get("mixed_chunk_tokens")
+    if mixed is not None and mixed > chunk:
+        raise ValueError(f"--mixed-chunk-tokens {mixed} is above --chunk-tokens {chunk}, which bounds every step")
     values["faults"] = parse_faults(_fault_specs(namespace, environ), enabled=_faults_enabled(namespace, environ))
     return Options(**values)
 

@@ -28,6 +28,8 @@ from decoder.cache_api import Arena
 from decoder.runner import StepModel
 from decoder.sequence import IntArray, Sequence, SequenceId, SequenceState
 from decoder.weights import load_model
+from decoder.weights.loader import longest_context
+from decoder.weights.source import open_source
 
 NO_TOKENS: Final[IntArray] = np.empty(0, np.int32)
 
@@ -173,10 +175,12 @@ def load_draft(
     """The draft model that the options name, ready to guess for `model`. Raises InvalidArgument where it cannot."""
     if options.draft_model is None:
         raise InvalidArgument("draft_model", "is not set; allowed is a GGUF file or a Hugging Face directory")
+    # Its context may be shorter than that of the model it guesses for.
+    longest = longest_context(open_source(options.draft_model).config)
     draft = load_model(
         options.draft_model, dtype, options.block_tokens, options.kv_dtype, options.threads,
-        lambda stage, fraction: progress(f"draft {stage}", fraction), options.max_context or 0,
-        options.weights_cache,
+        lambda stage, fraction: progress(f"draft {stage}", fraction),
+        min(options.max_context or 0, longest), options.weights_cache,
     )  # fmt: skip
     check_same_vocabulary(model, draft)
     arena = private_arena(draft.layout, num_draft_blocks(draft, options.draft_kv_bytes) - 1)

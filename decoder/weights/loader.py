@@ -97,16 +97,25 @@ def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig) -> None
         raise InvalidArgument("model", f"tensor {name} is not part of a {config.architecture} model this build serves")
 
 
+def longest_context(config: ModelConfig) -> int:
+    """Tokens of the longest context that a model serves: what it was made for, or with dynamic rope scaling up to
+    `factor` times as much."""
+    rope = config.rope
+    scaled = int(rope.factor * rope.original_context) if rope.kind == "dynamic" else 0
+    return max(scaled, config.max_position)
+
+
 def limit_context(config: ModelConfig, max_context: int) -> ModelConfig:
     """The configuration for contexts of at most `max_context` tokens; 0 leaves it as it is.
 
-    More than the model was made for is served where its rope scaling is dynamic, up to `factor` times as much.
+    Raises InvalidArgument beyond `longest_context`.
     """
     if not max_context:
         return config
-    rope = config.rope
-    most = int(rope.factor * rope.original_context) if rope.kind == "dynamic" else config.max_position
-    return dataclasses.replace(config, max_position=min(max_context, max(most, config.max_position)))
+    most = longest_context(config)
+    if max_context > most:
+        raise InvalidArgument("max_context", f"is {max_context}; this model serves contexts of at most {most} tokens")
+    return dataclasses.replace(config, max_position=max_context)
 
 
 def load_model(

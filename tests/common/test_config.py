@@ -43,6 +43,8 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--pool-bytes", "lots"], "no size"),
         (["--dtype", "int3"], "float32, bfloat16"),
         (["--pool-blocks", "8", "--pool-bytes", "1G"], "exclude"),
+        (["--mixed-chunk-tokens", "513"], "--mixed-chunk-tokens 513 is above --chunk-tokens 512"),
+        (["--mixed-chunk-tokens", "33", "--chunk-tokens", "32"], "--chunk-tokens 32"),
         (["--fault", "step_delay=1"], "refused without --test-faults"),
         (["--test-faults", "--fault", "meteor=1"], "unknown knob"),
         (["--test-faults", "--fault", "step_delay=nan"], "outside"),

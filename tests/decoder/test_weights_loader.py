@@ -16,6 +16,7 @@ from common.errors import InvalidArgument
 from common.layout import KV_DTYPES
 from decoder.cache_key import cache_key
 from decoder.weights import load_model
+from decoder.weights.loader import limit_context
 from decoder.weights.source import _BLOCK_TYPES, HuggingFaceSource, _dequantize, open_source
 from tests.decoder.model_rig import run_prompt
 from tests.tiny_models import make_tiny_llama
@@ -52,6 +53,23 @@ def test_unserved_configuration_is_refused_by_name(tmp_path: Path, changes: dict
     _change_config(path, **changes)
     with pytest.raises(InvalidArgument, match=name):
         load_model(path, "float32", 16)
+
+
+def test_a_context_beyond_the_model_is_refused_with_its_longest(tmp_path: Path) -> None:
+    """The longest context itself is served, one token more is refused with the number; dynamic scaling serves more."""
+    path = make_tiny_llama(tmp_path / "tiny")
+    config = open_source(path).config
+    most = config.max_position
+    assert limit_context(config, most).max_position == most
+    assert limit_context(config, 0) == config
+    with pytest.raises(InvalidArgument, match=rf"max_context: is {most + 1}; .* at most {most} tokens"):
+        limit_context(config, most + 1)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": most}
+    _change_config(path, rope_scaling=rope)
+    dynamic = open_source(path).config
+    assert limit_context(dynamic, 2 * most).max_position == 2 * most
+    with pytest.raises(InvalidArgument, match=f"at most {2 * most} tokens"):
+        limit_context(dynamic, 2 * most + 1)
 
 
 def test_missing_key_is_named(tmp_path: Path) -> None:
