@@ -15,12 +15,11 @@ from cli.client import (
     Client,
     Numbers,
     add_connection_options,
-    add_generation_options,
-    build_request,
     check_text,
 )
 from cli.conversation import Conversation
 from cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from cli.generation_options import add_generation_options, build_request
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
 

@@ -31,10 +31,6 @@ MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate wou
 TOKENIZE_SECONDS = 30.0
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
 DROP_SECONDS = 2.0
-SPECULATION_MODES = {
-    "prompt-lookup": inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP,
-    "draft-model": inference_pb2.SPECULATION_MODE_DRAFT_MODEL,
-}
 # What a user types for the fields of a request.
 FLAGS = {
     "adapter": "--adapter", "model": "--model", "beam.length_penalty": "--length-penalty", "beam.width": "--beams",
@@ -60,6 +56,7 @@ class Numbers:
     decode_seconds: float = 0.0
     stop: str = ""
     session_handle: str = field(default="", repr=False)
+    prompt_logprobs: list[Any] = field(default_factory=list, repr=False)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -125,44 +122,6 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--key-file", type=Path, metavar="FILE", help="tenant key (default <state-dir>/default.key)")
     group.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory of the node")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="use TLS and trust these PEM certificates")
-
-
-def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every command that asks for text."""
-    group = parser.add_argument_group("generation")
-    group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")
-    group.add_argument("--adapter", metavar="NAME", help="LoRA adapter of the server (default: none)")
-    group.add_argument("--system", metavar="TEXT", help="system prompt of the conversation")
-    group.add_argument(
-        "--max-tokens", type=whole(1, MAX_INT64), default=256, metavar="N", help="bound of the answer (default 256)"
-    )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this probability")
-    group.add_argument("--top-k", type=whole(0, MAX_INT64), metavar="K", help="keep the K likeliest tokens")
-    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest")
-    group.add_argument("--seed", type=whole(0, MAX_UINT64), metavar="N", help="make sampling repeatable")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    group.add_argument("--speculate", choices=SPECULATION_MODES, help="guess tokens ahead; the answer stays the same")
-    group.add_argument("--no-cache", action="store_true", help="neither read nor store prefixes")
-
-
-def build_request(options: argparse.Namespace, n: int | None = None) -> inference_pb2.GenerateRequest:
-    """A request without its prompt. Raises CommandError where a text is none."""
-    request = inference_pb2.GenerateRequest(model=check_text("--model", options.model))
-    request.sampling.temperature = options.temperature
-    for name in ("top_p", "top_k", "min_p", "seed"):
-        value = getattr(options, name)
-        if value is not None:
-            setattr(request.sampling, name, value)
-    if n is not None:
-        request.sampling.n = n
-    request.stopping.max_tokens = options.max_tokens
-    request.stopping.stop.extend(check_text("--stop", text) for text in options.stop)
-    if options.speculate is not None:
-        request.speculation.mode = SPECULATION_MODES[options.speculate]
-    request.cache.no_read = request.cache.no_store = options.no_cache
-    request.adapter = check_text("--adapter", options.adapter or "")
-    return request
 
 
 def check_text(name: str, text: str) -> str:
@@ -241,6 +200,7 @@ class Client:
                     case "accepted":
                         numbers.prompt_tokens = response.accepted.prompt_tokens
                         numbers.cached_tokens = response.accepted.cached_tokens
+                        numbers.prompt_logprobs = list(response.accepted.prompt_logprobs)
                         first, numbers.ttft_seconds = now, now - began
                     case "delta":
                         yield response.delta

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cli.client import (
     Client,
     Numbers,
     add_connection_options,
-    add_generation_options,
     add_turns,
-    build_request,
     check_text,
     whole,
 )
 from cli.errors import EXIT_USAGE, CommandError
+from cli.generation_options import add_generation_options, build_request
+from cli.output_options import add_logprob_options, show_logprobs
 
 MAX_SAMPLES = 16
 
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--quiet", action="store_true", help="print the text alone")
     add_generation_options(parser)
+    add_logprob_options(parser, whole)
     add_connection_options(parser)
     options = parser.parse_args(arguments)
     if options.raw and options.system is not None:
@@ -58,11 +60,13 @@ def main(arguments: Sequence[str]) -> int:
         add_turns(request, [*system, ("user", prompt)])
     numbers = Numbers()
     samples: dict[int, list[str]] = {}
+    logprobs: list[tuple[int, Any]] = []
     streamed = options.n in (None, 1)
     has_begun = False
     try:
         with Client.from_options(options) as client:
             for delta in client.generate(request, numbers):
+                logprobs += ((delta.index, item) for item in delta.logprobs)
                 if streamed:
                     print(delta.text, end="", flush=True)
                     has_begun = has_begun or bool(delta.text)
@@ -76,6 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         print()
     for index, pieces in sorted(samples.items()):
         print(f"[{index}] {''.join(pieces)}")
+    if options.prompt_logprobs is not None:
+        print(show_logprobs("place in the prompt", list(enumerate(numbers.prompt_logprobs, 1))), file=sys.stderr)
+    if options.logprobs is not None:
+        print(show_logprobs("sample", sorted(logprobs, key=lambda pair: pair[0])), file=sys.stderr)
     if not options.quiet:
         print(numbers.describe(), file=sys.stderr)
     return 0

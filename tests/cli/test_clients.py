@@ -62,12 +62,17 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
             context.abort_with_status(rpc_status.to_status(named_status(5, "BRANCH_NOT_FOUND")))
         if request.session.keep_seconds and not self.can_keep:
             context.abort_with_status(rpc_status.to_status(named_status(8, "TOO_MANY_KEPT")))
-        yield inference_pb2.GenerateResponse(
-            accepted=inference_pb2.Accepted(request_id="r1", prompt_tokens=20, cached_tokens=12)
-        )
+        accepted = inference_pb2.Accepted(request_id="r1", prompt_tokens=20, cached_tokens=12)
+        if request.output.HasField("prompt_logprobs"):
+            accepted.prompt_logprobs.add(token_id=77, logprob=-2.5)
+        yield inference_pb2.GenerateResponse(accepted=accepted)
         for index in range(max(1, request.sampling.n)):
             for text in (f"Hel{index}", "lo"):
-                yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(index=index, text=text, token_ids=[1]))
+                delta = inference_pb2.Delta(index=index, text=text, token_ids=[1])
+                if request.output.HasField("logprobs"):
+                    chosen = delta.logprobs.add(token_id=1, logprob=-0.125)
+                    chosen.top.add(token_id=9, logprob=-0.0625)
+                yield inference_pb2.GenerateResponse(delta=delta)
             handle = f"handle{len(self.requests)}" if request.session.keep_seconds else ""
             self.kept |= {handle} - {""}
             finished = inference_pb2.Finished(index=index, stop=self.stop, session_handle=handle)
@@ -198,6 +203,60 @@ def test_generate_streams_text_and_tells_the_numbers(inference: Inference, capsy
     assert request.cache.no_store
     assert not request.sampling.HasField("top_p")
     assert fake.metadata[0]["authorization"] == "Bearer tsk_test"
+
+
+def test_what_comes_beside_the_text_is_asked_for_and_shown(
+    inference: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Log-probabilities of answer and prompt go to stderr, token by token; without their options nothing is asked."""
+    fake, flags = inference
+    assert main(["generate", "Hi", "--logprobs", "1", "--prompt-logprobs", "0", "--n", "2", *flags]) == 0
+    output = fake.requests[0].output
+    assert (output.logprobs, output.prompt_logprobs, output.HasField("prompt_logprobs")) == (1, 0, True)
+    shown = capsys.readouterr()
+    assert shown.out == "[0] Hel0lo\n[1] Hel1lo\n"
+    rows = [line.split() for line in shown.err.splitlines()]
+    assert ["1", "77", "-2.5000"] in rows
+    assert [row[0] for row in rows if row[1:] == ["1", "-0.1250", "9", "-0.0625"]] == ["0", "0", "1", "1"]
+    assert main(["generate", "Hi", *flags]) == 0
+    assert not fake.requests[1].HasField("output")
+
+
+def test_a_form_of_the_answer_reaches_the_gateway(
+    inference: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Schema and grammar are read from files, a pattern is given; in a chat too. What cannot be read is named with its
+    option, two forms at once are refused, and so are draft tokens without a way of guessing."""
+    fake, flags = inference
+    schema, grammar = tmp_path / "s.json", tmp_path / "g.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "é"', encoding="utf-8")
+    for options, kind, value in (
+        (["--json-schema", str(schema)], "json_schema", '{"type": "integer"}'),
+        (["--grammar", str(grammar)], "grammar", 'start: "é"'),
+        (["--regex", "[0-9]+"], "regex", "[0-9]+"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+        for command in (["generate", "Hi"], ["chat"]):
+            assert main([*command, *options, *flags]) == 0
+            constraint = fake.requests[-1].output.constraint
+            assert constraint.WhichOneof("kind") == kind and getattr(constraint, kind) == value
+    assert main(["generate", "Hi", "--speculate", "prompt-lookup", "--draft-tokens", "3", *flags]) == 0
+    assert (fake.requests[-1].speculation.mode, fake.requests[-1].speculation.draft_tokens) == (1, 3)
+    sent = len(fake.requests)
+    capsys.readouterr()
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for options, told in (
+        (["--json-schema", str(tmp_path / "none")], f"--json-schema {tmp_path}/none: No such file"),
+        (["--grammar", str(tmp_path / "bytes")], f"--grammar {tmp_path}/bytes: is no UTF-8 text: byte 0"),
+        (["--draft-tokens", "3"], "name --speculate too"),
+    ):
+        assert main(["generate", "Hi", *options, *flags]) == 2
+        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["generate", "Hi", "--regex", "a", "--json-schema", str(schema), *flags])
+    assert "not allowed with" in capsys.readouterr().err
+    assert len(fake.requests) == sent
 
 
 @pytest.mark.parametrize(
