@@ -93,6 +93,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "mixtral": Family(
         "MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40}
     ),
+    # Three layers: the second has experts, beside them a shared one that is wider than the dense layers' own.
+    "qwen2-moe": Family(
+        "Qwen2MoeConfig", "Qwen2MoeForCausalLM",
+        {"num_hidden_layers": 3, "num_experts": 32, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+         "shared_expert_intermediate_size": 130, "decoder_sparse_step": 2},
+    ),
     # One layer is dense, the other has experts; probabilities are not made to sum to one.
     "qwen3-moe": Family(
         "Qwen3MoeConfig", "Qwen3MoeForCausalLM",

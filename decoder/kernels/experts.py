@@ -19,6 +19,7 @@ from decoder.kernels import simd, sync
 from decoder.kernels.block_products import block_product
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
+    BRANCH,
     CHOICE_SLOTS,
     CHOICE_WEIGHTS,
     CHOICES,
@@ -38,11 +39,14 @@ from decoder.kernels.frame import (
     EXPERTS,
     EXPERTS_USED,
     GATE_ENDING,
+    GATED,
     HIDDEN,
     LAYER_DOWN,
     LAYER_GATE_UP,
     LAYER_POST_NORM,
     LAYER_ROUTER,
+    LAYER_SHARED_DOWN,
+    LAYER_SHARED_GATE_UP,
     NO_ADAPTER,
     NORMED,
     RESIDUAL,
@@ -51,6 +55,7 @@ from decoder.kernels.frame import (
     ROW_BLOCK,
     SCRATCH,
     SCRATCH_BYTES,
+    SHARED_INNER,
     SIZE,
     TOKENS,
     WIDTH,
@@ -148,7 +153,7 @@ def _products(
 def mix_experts(kernels: Any, frame: Any, weights: int, counter: int, rank: int, first: int, last: int) -> None:
     """Add the experts' part of a layer to the residual. Rows `first` to `last` are this thread's own.
 
-    Their normalised rows are router inputs already. Uses three counters from `counter` on.
+    Their normalised rows are router inputs already. Uses five counters from `counter` on.
     """
     control, size, hidden, inner = frame[CONTROL], frame[SIZE], frame[HIDDEN], frame[EXPERT_INNER]
     used, epsilon = frame[EXPERTS_USED], simd.load_float(frame[EPSILON])
@@ -179,16 +184,34 @@ def mix_experts(kernels: Any, frame: Any, weights: int, counter: int, rank: int,
         simd.load_int64(weights + LAYER_DOWN * 8), frame[EXPERT_DOWN_BYTES], hidden // 32, frame[EXPERT_OUTPUTS],
         hidden,
     )  # fmt: skip
+    shared = simd.load_int64(weights + LAYER_SHARED_GATE_UP * 8)
+    if shared:
+        tokens, shared_inner = frame[TOKENS], frame[SHARED_INNER]
+        product(
+            kernels, frame, NO_ADAPTER, counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens, hidden, shared, 0,
+            2 * shared_inner, frame[GATED], shared_inner,
+        )  # fmt: skip
+        product(
+            kernels, frame, NO_ADAPTER, counter + 4, rank, STORE, frame[GATED], tokens, shared_inner,
+            simd.load_int64(weights + LAYER_SHARED_DOWN * 8), 0, hidden, frame[BRANCH], hidden,
+        )  # fmt: skip
     for row in range(first, last):
-        _add_outputs(frame, row)
+        _add_outputs(frame, row, shared != 0)
 
 
 @kernel
-def _add_outputs(frame: Any, row: int) -> None:
-    """Add the weighted outputs of a row's experts to its residual."""
+def _add_outputs(frame: Any, row: int, shared: bool) -> None:
+    """Add the weighted outputs of a row's experts to its residual, after that of the shared one, if there is one."""
     hidden, used = frame[HIDDEN], frame[EXPERTS_USED]
+    gate = np.float32(0.0)
+    if shared:
+        logit = simd.load_float(frame[ROUTED] + (row * frame[ROUTER_COLUMNS] + frame[EXPERTS]) * 4)
+        gate = np.float32(1.0 / (1.0 + math.exp(-logit)))
     for column in range(0, hidden, 16):
         total = simd.splat(np.float32(0.0))
+        if shared:
+            value = simd.load_floats(frame[BRANCH] + (row * hidden + column) * 4)
+            total = simd.mul(value, simd.splat(gate))
         for choice in range(row * used, (row + 1) * used):
             slot = np.int64(simd.load_int32(frame[CHOICE_SLOTS] + choice * 4))
             weight = simd.splat(simd.load_float(frame[CHOICE_WEIGHTS] + choice * 4))

@@ -27,9 +27,9 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     SCORE_CAP, LOGIT_CAP, LOG_SUMS,
     EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
-    ADAPTERS, LOWERED, LOWERED_BYTES,
+    ADAPTERS, LOWERED, LOWERED_BYTES, SHARED_INNER,
     FRAME_WORDS,
-) = range(96)  # fmt: skip
+) = range(97)  # fmt: skip
 
 # LOG_SUMS: address of float32 [row, head] for base-2 logarithms of attention's sums, or 0.
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
@@ -40,8 +40,9 @@ CAP_SIZE_OFFSET: Final = 4
 (
     LAYER_NORM, LAYER_QKV, LAYER_QKV_BIAS, LAYER_QUERY_NORM, LAYER_KEY_NORM, LAYER_MIX, LAYER_POST_MIX_NORM,
     LAYER_POST_NORM, LAYER_GATE_UP, LAYER_DOWN, LAYER_POST_MLP_NORM, LAYER_COSINES, LAYER_SINES, LAYER_WINDOW,
-    LAYER_ROUTER, LAYER_MIX_BIAS, LAYER_GATE_UP_BIAS, LAYER_DOWN_BIAS, LAYER_WORDS,
-) = range(19)  # fmt: skip
+    LAYER_ROUTER, LAYER_MIX_BIAS, LAYER_GATE_UP_BIAS, LAYER_DOWN_BIAS, LAYER_SHARED_GATE_UP, LAYER_SHARED_DOWN,
+    LAYER_WORDS,
+) = range(21)  # fmt: skip
 
 # ADAPTERS is 0 where no row has an adapter, else the address of one int64 a row: the address of its adapter's table, or
 # 0. A table has an entry of ADAPTER_WORDS for each layer and adapted product (`decoder/models/adapter_weights.py`).

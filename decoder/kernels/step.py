@@ -82,7 +82,7 @@ from decoder.kernels.linear import ADD, STORE, product
 from decoder.kernels.rows import add_normalized, embed, normalize, rotate_and_write
 from decoder.kernels.sets import uses_tiles
 
-COUNTERS_PER_LAYER: Final = 6
+COUNTERS_PER_LAYER: Final = 8
 
 
 def enter(kernels: Any, frame: Any) -> None:

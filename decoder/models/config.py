@@ -17,7 +17,8 @@ from decoder.models.rope import ROPE_KINDS, RopeConfig
 
 # Families by the name that Hugging Face gives them.
 SUPPORTED_ARCHITECTURES: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe",
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe",
+    "qwen3_moe",
 )  # fmt: skip
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -43,12 +44,15 @@ class ExpertsConfig:
 
     inner:     intermediate size of one expert
     normalize: the used probabilities are divided by their sum
+    shared:    intermediate size of an expert that every token uses, its output times the sigmoid of one product more;
+               0 is none
     """
 
     count: int
     per_token: int
     inner: int
     normalize: bool = True
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class ModelConfig:
         if experts is not None:
             if self.mlp_bias:
                 raise refuse("mlp_bias", True, "no biases beside experts")
-            if min(experts.count, experts.inner) < 1:
+            if min(experts.count, experts.inner) < 1 or experts.shared < 0:
                 raise refuse("experts", experts, "positive sizes")
             if not 1 <= experts.per_token <= experts.count:
                 raise refuse("experts.per_token", experts.per_token, f"1..{experts.count}")

@@ -98,9 +98,7 @@ class PackedWeights:
             row[f.LAYER_QUERY_NORM] = self._address(config.head_dim, f"{attention}q_norm.weight")
             row[f.LAYER_KEY_NORM] = self._address(config.head_dim, f"{attention}k_norm.weight")
         if config.experts is not None and config.layers[layer].experts:
-            router = f"{prefix}mlp.gate.weight"
-            row[f.LAYER_ROUTER] = self._pack(config.experts.count, hidden, lambda: read(router)).ctypes.data
-            row[f.LAYER_GATE_UP], row[f.LAYER_DOWN] = self._experts(f"{prefix}mlp.experts.", config.experts)
+            self._set_experts(row, f"{prefix}mlp.", config.experts)
         else:
             inner = config.intermediate_size
             row[f.LAYER_GATE_UP] = self._gate_up(f"{prefix}mlp.", inner).ctypes.data
@@ -111,6 +109,22 @@ class PackedWeights:
         cosines, sines = self._tables[config.layer_rope(layer)]
         row[f.LAYER_COSINES], row[f.LAYER_SINES] = cosines.ctypes.data, sines.ctypes.data
         row[f.LAYER_WINDOW] = min(config.layers[layer].window or f.NO_WINDOW, f.NO_WINDOW)
+
+    def _set_experts(self, row: NDArray[np.int64], prefix: str, experts: ExpertsConfig) -> None:
+        """The router, with the gate of the shared expert as one output more, and the experts."""
+
+        def router() -> FloatArray:
+            matrix = self._read(f"{prefix}gate.weight")
+            gate = [self._read(f"{prefix}shared_expert_gate.weight")[None]] if experts.shared else []
+            return np.concatenate([matrix, *gate])
+
+        outputs = router_outputs(experts)
+        row[f.LAYER_ROUTER] = self._pack(outputs, self._config.hidden_size, router).ctypes.data
+        row[f.LAYER_GATE_UP], row[f.LAYER_DOWN] = self._experts(f"{prefix}experts.", experts)
+        if experts.shared:
+            shared = f"{prefix}shared_expert."
+            row[f.LAYER_SHARED_GATE_UP] = self._gate_up(shared, experts.shared).ctypes.data
+            row[f.LAYER_SHARED_DOWN] = self._down(shared, experts.shared).ctypes.data
 
     def _gate_up(self, prefix: str, inner: int) -> NDArray[Any]:
         """The packed gate and up projections, in alternating blocks."""
@@ -171,6 +185,11 @@ class PackedWeights:
         return array
 
 
+def router_outputs(experts: ExpertsConfig) -> int:
+    """Columns of a router's product: one for each expert, then one for the gate of the shared expert, if any."""
+    return experts.count + (1 if experts.shared else 0)
+
+
 def _padded_rows(matrix: FloatArray) -> FloatArray:
     rows = round_up(matrix.shape[0], 32)
     if rows == matrix.shape[0]:
@@ -189,7 +208,9 @@ def _num_bytes(config: ModelConfig, bfloat16: bool) -> int:
     for layer in config.layers:
         if config.experts is not None and layer.experts:
             experts = config.experts
-            routed = packed_elements(experts.count, hidden) + experts.count * _gated_elements(experts.inner, hidden)
+            routed = packed_elements(router_outputs(experts), hidden)
+            routed += experts.count * _gated_elements(experts.inner, hidden)
+            routed += _gated_elements(experts.shared, hidden) if experts.shared else 0
             total += routed * element
         else:
             total += _gated_elements(inner, hidden) * element

@@ -19,6 +19,7 @@ from decoder.kernels.attention_plan import plan_attention
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
+from decoder.models.weights import router_outputs
 
 _ALIGN = 64
 
@@ -66,7 +67,8 @@ class Workspace:
             experts = config.experts
             frame[f.EXPERTS], frame[f.EXPERTS_USED] = experts.count, experts.per_token
             frame[f.EXPERT_INNER], frame[f.EXPERT_NORMALIZE] = round_up(experts.inner, 32), experts.normalize
-            frame[f.ROUTER_COLUMNS] = round_up(experts.count, 32)
+            frame[f.ROUTER_COLUMNS] = round_up(router_outputs(experts), 32)
+            frame[f.SHARED_INNER] = round_up(experts.shared, 32)
         self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = self._tile_config.ctypes.data
         self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * f.COUNTER_BYTES)
@@ -131,11 +133,11 @@ class Workspace:
             hidden = int(frame[f.HIDDEN])
             self._hold(f.RESIDUAL, rows * hidden * 4)
             self._hold(f.NORMED, rows * hidden * self._input)
-            if config.post_norms:
+            if config.post_norms or frame[f.SHARED_INNER]:
                 self._hold(f.BRANCH, rows * hidden * 4)
             self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
             self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
-            self._hold(f.GATED, rows * int(frame[f.INNER]) * self._input)
+            self._hold(f.GATED, rows * max(int(frame[f.INNER]), int(frame[f.SHARED_INNER])) * self._input)
             if config.experts is not None:
                 self._hold_experts(rows, config.experts)
             # Tiles of 32 lanes may start at any lane and read past the last one.

@@ -16,7 +16,7 @@ from decoder.models.rope import RopeConfig, longrope_attention_factor, yarn_atte
 # Name of the architecture in a GGUF file, and of the family that it is.
 GGUF_ARCHITECTURES: Final[Mapping[str, str]] = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3_text", "phi3": "phi3", "qwen3moe": "qwen3_moe",
+    "gemma3": "gemma3_text", "phi3": "phi3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 
 # The largest models of two families scale queries by the width of a head of hidden_size / num_heads columns.
@@ -77,14 +77,17 @@ def _read(
     if int(field("attention.value_length", head_dim)) != head_dim:
         raise refuse("attention.value_length", field("attention.value_length"), "the key length")
     count = int(field("expert_count", 0))
-    if count and family not in ("llama", "qwen3_moe"):
+    if count and family not in ("llama", "qwen2_moe", "qwen3_moe"):
         raise refuse("expert_count", count, "no experts in this family")
     if family == "llama" and count:
         family = "mixtral"
     experts = None
     if count:
         inner = int(field("expert_feed_forward_length", field("feed_forward_length")))
-        experts = ExpertsConfig(count, int(field("expert_used_count")), inner)
+        # Of the family with a shared expert every reader of the format leaves probabilities as they are.
+        has_shared = family == "qwen2_moe"
+        shared = int(field("expert_shared_feed_forward_length", field("feed_forward_length"))) if has_shared else 0
+        experts = ExpertsConfig(count, int(field("expert_used_count")), inner, not has_shared, shared)
     kinds = _layers(family, field, layers, bool(count))
     gemma = family.startswith("gemma")
     wide = hidden / heads if (family, layers) in _WIDE_QUERY_SCALE else head_dim
@@ -107,7 +110,7 @@ def _read(
         layers=kinds,
         local_rope=RopeConfig(float(field("rope.freq_base_swa", 10000.0)), head_dim) if local else None,
         activation="gelu_tanh" if gemma else "silu",
-        qkv_bias=family == "qwen2" or "attn_q" in biases,
+        qkv_bias=family in ("qwen2", "qwen2_moe") or "attn_q" in biases,
         output_bias="attn_output" in biases,
         mlp_bias="ffn_gate" in biases,
         qk_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),

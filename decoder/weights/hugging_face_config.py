@@ -22,12 +22,13 @@ _SERVED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "residual_multiplier": (None, 1.0),
     "logits_scaling": (None, 1.0),
     "use_bidirectional_attention": (None, False),
-    "qkv_bias": (None,),
 }
+_QWEN_MOE: Final = ("qwen2_moe", "qwen3_moe")
 # Families whose projections of attention, or of the MLP, may have biases; elsewhere the keys must be unset.
 _BIASED: Final[Mapping[str, tuple[str, ...]]] = {
     "attention_bias": ("llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
     "mlp_bias": ("llama",),
+    "qkv_bias": ("qwen2_moe",),
 }
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
@@ -49,6 +50,7 @@ _QWEN: Final[Mapping[str, Any]] = {
     **_PLAIN, "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
     "max_window_layers": 28,
 }  # fmt: skip
+_TYPED_LAYERS: Final = ("qwen2", "qwen2_moe", "qwen3", "gemma2", "gemma3_text")
 # What a file means that leaves a key out.
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama": _PLAIN,
@@ -59,6 +61,10 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen2_moe": {
+        **_QWEN, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "norm_topk_prob": False,
+        "decoder_sparse_step": 1, "mlp_only_layers": None, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+    },
     "qwen3_moe": {
         **_QWEN, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
         "decoder_sparse_step": 1, "mlp_only_layers": None,
@@ -125,7 +131,7 @@ def _read(family: str, values: Mapping[str, Any]) -> ModelConfig:
         layers=kinds,
         local_rope=local_rope,
         activation=_activation(family, values),
-        qkv_bias=family == "qwen2" or bool(values.get("attention_bias")),
+        qkv_bias=family == "qwen2" or bool(values.get("attention_bias") or values.get("qkv_bias")),
         output_bias=bool(values.get("attention_bias")),
         mlp_bias=bool(values.get("mlp_bias")),
         qk_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
@@ -155,7 +161,7 @@ def _layers(family: str, values: Mapping[str, Any], count: int) -> tuple[LayerCo
         window = None
     if window is not None and family in ("llama", "gemma"):
         raise refuse("sliding_window", window, "none in this family")
-    kinds = values.get("layer_types") if family in ("qwen2", "qwen3", "gemma2", "gemma3_text") else None
+    kinds = values.get("layer_types") if family in _TYPED_LAYERS else None
     if kinds is not None:
         allowed = ("full_attention", "sliding_attention")
         if len(kinds) != count or any(kind not in allowed for kind in kinds):
@@ -168,6 +174,9 @@ def _layers(family: str, values: Mapping[str, Any], count: int) -> tuple[LayerCo
         sliding = [bool((layer + 1) % pattern) for layer in range(count)]
     elif family in ("qwen2", "qwen3"):
         sliding = [window is not None and layer >= int(values["max_window_layers"]) for layer in range(count)]
+    elif family == "qwen2_moe":
+        last = int(values["max_window_layers"])
+        sliding = [window is not None and layer % 2 == 0 and layer < last for layer in range(count)]
     else:
         sliding = [window is not None] * count
     if window is None and any(sliding):
@@ -183,10 +192,13 @@ def _layers(family: str, values: Mapping[str, Any], count: int) -> tuple[LayerCo
 def _sparse_layers(family: str, values: Mapping[str, Any], count: int) -> list[bool]:
     if family == "mixtral":
         return [True] * count
-    if family != "qwen3_moe" or not _expert_count(values, 128):
+    if family not in _QWEN_MOE or not _expert_count(values, _DEFAULT_EXPERTS[family]):
         return [False] * count
     dense, step = values["mlp_only_layers"] or (), int(values["decoder_sparse_step"])
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
+
+
+_DEFAULT_EXPERTS: Final[Mapping[str, int]] = {"mixtral": 8, "qwen2_moe": 60, "qwen3_moe": 128}
 
 
 def _expert_count(values: Mapping[str, Any], default: int) -> int:
@@ -195,14 +207,15 @@ def _expert_count(values: Mapping[str, Any], default: int) -> int:
 
 
 def _experts(family: str, values: Mapping[str, Any]) -> ExpertsConfig | None:
+    count = _expert_count(values, _DEFAULT_EXPERTS.get(family, 0)) if family in _DEFAULT_EXPERTS else 0
     if family == "mixtral":
-        count, inner, normalize = _expert_count(values, 8), values["intermediate_size"], True
-    elif family == "qwen3_moe" and _expert_count(values, 128):
-        count, inner = _expert_count(values, 128), values["moe_intermediate_size"]
-        normalize = bool(values["norm_topk_prob"])
+        inner, normalize = values["intermediate_size"], True
+    elif count:
+        inner, normalize = values["moe_intermediate_size"], bool(values["norm_topk_prob"])
     else:
         return None
-    return ExpertsConfig(count, int(values["num_experts_per_tok"]), int(inner), normalize)
+    shared = int(values["shared_expert_intermediate_size"]) if family == "qwen2_moe" else 0
+    return ExpertsConfig(count, int(values["num_experts_per_tok"]), int(inner), normalize, shared)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

@@ -72,6 +72,9 @@ def _mlp_shapes(config: ModelConfig, layer: int, prefix: str) -> dict[str, tuple
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (experts.count, hidden)}
     for index in range(experts.count):
         shapes |= _gated_shapes(f"{prefix}experts.{index}.", hidden, experts.inner)
+    if experts.shared:
+        shapes |= _gated_shapes(f"{prefix}shared_expert.", hidden, experts.shared)
+        shapes[f"{prefix}shared_expert_gate.weight"] = (hidden,)
     return shapes
 
 

@@ -54,6 +54,10 @@ _GGUF_LAYER: Final[Mapping[str, str]] = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 # Two norms around each half of a layer: the format has other names for those that follow.
 _GGUF_POST_NORMS: Final[Mapping[str, str]] = {
@@ -119,6 +123,8 @@ def _cut(config: ModelConfig, name: str, stored: str, shape: Shape) -> dict[str,
     if stem.endswith("mlp") and last == "gate_up_proj":
         inner = config.intermediate_size
         return _rows(name, stored, shape, stem, {"gate_proj": inner, "up_proj": inner})
+    if last == "shared_expert_gate" and len(shape) == 2 and shape[0] == 1:
+        return {name: TensorView(stored, shape[1:], stacked=True)}  # one product: a vector in the common form
     experts = config.experts
     if experts is not None and stem.endswith("mlp.experts") and len(shape) == 3 and shape[0] == experts.count:
         if last == "gate_up_proj" and shape[1] == 2 * experts.inner:

@@ -47,7 +47,7 @@ def _check(directory: Path, reference: Any, kv_dtype: str, kernels: type, near: 
     model.close()
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe"])
 def test_experts_beside_bfloat16_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Keys and values in float32, float16 and bfloat16: as near to `transformers` on the same weights as they allow."""
     monkeypatch.setattr(amx, "available", lambda: False)

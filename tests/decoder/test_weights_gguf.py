@@ -37,6 +37,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"attention.sliding_window": 40, "attention.sliding_window_pattern": 2,
                           "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "attention.scale": 24**-0.5}),
     "mixtral": ("llama", {"expert_count": 6, "expert_used_count": 2, "attention.sliding_window": 40}),
+    "qwen2-moe": ("qwen2moe", {"expert_count": 32, "expert_used_count": 3, "expert_feed_forward_length": 48,
+                               "expert_shared_feed_forward_length": 130}),
     "qwen3-moe": ("qwen3moe", {"expert_count": 40, "expert_used_count": 4, "expert_feed_forward_length": 48}),
     "phi3-long": ("phi3", {"attention.sliding_window": 300, "rope.scaling.original_context_length": 256}),
 }  # fmt: skip
@@ -69,6 +71,8 @@ def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[st
     for name, array in stack_experts(load_file(directory / "model.safetensors")).items():
         short = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert short is not None, name
+        if name.endswith("shared_expert_gate.weight"):
+            array = array[0]
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             array = array + np.float32(1.0)
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
@@ -118,7 +122,10 @@ def _add_divisors(writer: Any, config: dict[str, Any], parsed: Any) -> None:
 
 
 # What the format cannot say: dense layers among those with experts, probabilities that do not sum to one.
-CHANGES: dict[str, dict[str, Any]] = {"qwen3-moe": {"mlp_only_layers": [], "norm_topk_prob": True}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen2-moe": {"decoder_sparse_step": 1},
+    "qwen3-moe": {"mlp_only_layers": [], "norm_topk_prob": True},
+}
 
 
 @pytest.mark.parametrize("name", list(CASES))
