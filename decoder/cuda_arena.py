@@ -73,9 +73,10 @@ def map_cuda(fd: int, info: ArenaInfo, gpu: Gpu, *, writable: bool = True) -> Cu
 
 
 def arena_tensor(mapping: CudaMapping, layout: KvLayout, num_blocks: int, wrap: Wrap = wrap_tensor) -> torch.Tensor:
-    """[num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim] over the mapping, of the layout's type."""
+    """[num_blocks + 1, ...] over the mapping, as `KvLayout.array_shape` has it: the layout's type, or bytes."""
     used = wrap(mapping)[: layout.arena_bytes(num_blocks)]
-    shaped: Any = used.view(_TORCH_TYPES[layout.dtype]).view(num_blocks + 1, *layout.block_shape)
+    dtype = torch.uint8 if layout.quantized else _TORCH_TYPES[layout.dtype]
+    shaped: Any = used.view(dtype).view(num_blocks + 1, *layout.array_shape)
     tensor: torch.Tensor = shaped
     return tensor
 

@@ -22,16 +22,16 @@ from common.layout import KvDtype, KvLayout
 from decoder.batch import IntArray, StepBatch
 from decoder.kernels.block_copy.triton import copy
 from decoder.kernels.block_scrub.triton import scrub
+from decoder.kernels.gpu import capability
 from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
 from decoder.models.checks import check_batch
-from decoder.models.config import ModelConfig, ModelDigests, refuse
+from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
+from decoder.models.device_arena import TORCH_TYPES, DeviceArena, allocate, element_type, view_arena
 from decoder.models.device_inputs import DecodeInputs, bucket_of, upload
 from decoder.models.device_step import MAX_DECODES, DeviceStep
 from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
 from decoder.models.weights import Read
-
-_TYPES = {KvDtype.FLOAT32: torch.float32, KvDtype.BFLOAT16: torch.bfloat16, KvDtype.FLOAT16: torch.float16}
 
 
 class PendingStep:
@@ -63,8 +63,9 @@ class DeviceModel:
     """A loaded model.
 
     `read` gives a tensor of the common form by its name; `make_memory` says where the weights lie, by default in memory
-    of its own. Weights, activations, keys and values are of one type, the layout's. `recorder` is by default CUDA
-    graphs on a GPU, and none under the interpreter. Raises InvalidArgument, by name, on what it does not compute.
+    of its own. Weights and activations are of `dtype`, by default the layout's type; keys and values are stored as the
+    layout says. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter. Raises InvalidArgument,
+    by name, on what it does not compute.
     """
 
     def __init__(
@@ -80,15 +81,17 @@ class DeviceModel:
         recorder: Recorder | None = None,
         make_memory: MakeWeightMemory | None = None,
     ) -> None:
-        if layout.quantized or dtype not in (None, layout.dtype):
-            raise refuse("kv_dtype", layout.kv_dtype, f"that of the weights, {dtype}, on a GPU")
         self.config = config
         self.layout = layout
         self.digests = digests
         self.device = device
-        self.dtype = _TYPES[layout.dtype]
+        self.dtype = TORCH_TYPES[dtype or layout.dtype]
+        self._capability = capability(device)
+        # Queries meet keys in the keys' own type; quantised ones are widened to that of the activations.
+        query_dtype = self.dtype if layout.quantized else element_type(layout, self._capability)
         memory = make_memory or (lambda _: OwnMemory(device))
-        self.step = DeviceStep(config, load_weights(config, read, self.dtype, report, memory), self.dtype)
+        weights = load_weights(config, read, self.dtype, report, memory)
+        self.step = DeviceStep(config, weights, self.dtype, query_dtype)
         on_gpu = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if on_gpu else None
         self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))
@@ -106,33 +109,39 @@ class DeviceModel:
 
     def start(self, batch: StepBatch, arena: Any, draws: Draws | None = None) -> PendingStep:
         """Queue one step. With `draws` (on the device, one for each logit row) what comes back is the drawn ids."""
-        blocks = self._blocks(arena)
+        paged = self.view(arena)
         config = self.config
         if batch.adapters:
             raise Internal("a batch names adapters, which this model has never packed")
         check_batch(
-            batch, num_blocks=blocks.shape[0], block_tokens=self.layout.block_tokens,
+            batch, num_blocks=paged.blocks.shape[0], block_tokens=self.layout.block_tokens,
             max_position=config.max_position, vocab_size=config.vocab_size,
         )  # fmt: skip
         if not batch.token_ids.size:
             return PendingStep(torch.zeros((0, config.vocab_size)), None)
         if 0 < batch.num_decodes == batch.context_lens.size <= MAX_DECODES:
-            logits = self.forward_decode(batch, blocks)
+            logits = self._decode(batch, paged)
             if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
                 logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
         else:
             rows = self.step.prefill_config.rows
-            logits = self.step.run(upload(batch, config.group_size, rows, self.device), blocks)
+            logits = self.step.run(upload(batch, config.group_size, rows, self.device), paged.elements, paged.scales)
         return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
 
-    def forward_decode(self, batch: StepBatch, blocks: torch.Tensor) -> torch.Tensor:
+    def forward_decode(self, batch: StepBatch, arena: Any) -> torch.Tensor:
         """Logits [decodes, vocab] of a checked batch of decodes alone, in fixed memory; valid until the next step."""
+        return self._decode(batch, self.view(arena))
+
+    def _decode(self, batch: StepBatch, arena: DeviceArena) -> torch.Tensor:
         bucket = bucket_of(batch.num_decodes)
         if bucket not in self._inputs:
             self._inputs[bucket] = DecodeInputs(bucket, self._table_width, self.device)
         fixed = self._inputs[bucket]
         fixed.put(batch)
-        return self._graphs.run(bucket, blocks, lambda: self.step.run(fixed.inputs, blocks))[: batch.num_decodes]
+        logits = self._graphs.run(
+            bucket, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
+        )
+        return logits[: batch.num_decodes]
 
     def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         rows, vocab = logits.shape
@@ -145,7 +154,7 @@ class DeviceModel:
     def warm_up(self, arena: Any = None) -> None:
         """Compile every kernel on a small arena of its own; `arena`, if given, is left alone."""
         tokens = min(2 * self.layout.block_tokens, self.config.max_position, 64)
-        own = torch.zeros((2 * tokens + 1, *self.layout.block_shape), dtype=self.dtype, device=self.device)
+        own = self.view(allocate(self.layout, 2 * tokens, self.device))
         tables = np.arange(1, 2 * tokens + 1, dtype=np.int32).reshape(2, tokens)
         chunk = np.arange(tokens - 1, dtype=np.int32)
         ids = np.zeros(tokens, np.int32)
@@ -156,35 +165,36 @@ class DeviceModel:
         self._once(StepBatch(ids[:1], ids[:1], starts[:2], lengths[:1], tables[:1], ids[:1], 1), own)
         one = np.ones(1, np.int32)
         self._copy(own, one, 2 * one, one)
-        self.scrub_blocks(own, one)
+        self.scrub_blocks(own.blocks, one)
 
-    def _once(self, batch: StepBatch, blocks: torch.Tensor) -> None:
-        self.step.run(upload(batch, self.config.group_size, self.step.prefill_config.rows, self.device), blocks)
+    def _once(self, batch: StepBatch, arena: DeviceArena) -> None:
+        inputs = upload(batch, self.config.group_size, self.step.prefill_config.rows, self.device)
+        self.step.run(inputs, arena.elements, arena.scales)
 
     def copy_blocks(self, arena: Any, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer, at once.
 
         No target is another entry's source or target. Raises Internal on a plan that does not fit.
         """
-        blocks = self._blocks(arena)
+        paged = self.view(arena)
         if not sources.size == targets.size == num_tokens.size:
             raise Internal("a copy plan has columns of different lengths")
         for ids in (sources, targets):
-            if ids.size and not 0 <= ids.min() <= ids.max() < blocks.shape[0]:
+            if ids.size and not 0 <= ids.min() <= ids.max() < paged.blocks.shape[0]:
                 raise Internal("a block id is outside the arena")
         if num_tokens.size and not 0 <= num_tokens.min() <= num_tokens.max() <= self.layout.block_tokens:
             raise Internal("a copy plan names more tokens than a block holds")
         if np.unique(targets).size != targets.size or np.isin(targets, sources).any():
             raise Internal("a copy plan writes a block that it reads, or twice")
-        self._copy(blocks, sources, targets, num_tokens)
+        self._copy(paged, sources, targets, num_tokens)
 
-    def _copy(self, blocks: torch.Tensor, *columns: IntArray) -> None:
+    def _copy(self, arena: DeviceArena, *columns: IntArray) -> None:
         sources, targets, counts = (torch.from_numpy(np.array(c, np.int32)).to(self.device) for c in columns)
-        copy(blocks, sources, targets, counts)
+        copy(arena.elements, sources, targets, counts, scales=arena.scales)
 
     def scrub_blocks(self, arena: Any, block_ids: IntArray, *, poison: bool = False) -> None:
         """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
-        blocks = self._blocks(arena)
+        blocks = self.view(arena).blocks
         if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < blocks.shape[0]:
             raise Internal("a block id is outside the arena")
         scrub(blocks, torch.from_numpy(np.array(block_ids, np.int32)).to(self.device), poison=poison)
@@ -200,11 +210,6 @@ class DeviceModel:
         """Drop the recordings; the model can be used again."""
         self._graphs.clear()
 
-    def _blocks(self, arena: Any) -> torch.Tensor:
-        blocks: torch.Tensor = arena if isinstance(arena, torch.Tensor) else torch.from_numpy(arena)
-        if blocks.dtype == torch.uint16 and self.dtype.itemsize == 2:
-            blocks = blocks.view(self.dtype)
-        fits = blocks.dtype == self.dtype and blocks.shape[1:] == self.layout.block_shape and blocks.is_contiguous()
-        if not fits or blocks.device.type != self.device.type:
-            raise Internal(f"an arena of {blocks.dtype} {tuple(blocks.shape[1:])} on {blocks.device} does not fit")
-        return blocks
+    def view(self, arena: Any) -> DeviceArena:
+        """The arena as kernels take it. Raises Internal when it does not fit the layout or the device."""
+        return view_arena(arena, self.layout, self._capability, self.device)

@@ -57,15 +57,21 @@ class StepInputs:
 
 
 class DeviceStep:
-    """The layers of one model. Not safe for concurrent calls: the decode plans belong to one step at a time."""
+    """The layers of one model. Not safe for concurrent calls: the decode plans belong to one step at a time.
 
-    def __init__(self, config: ModelConfig, weights: DeviceWeights, dtype: torch.dtype) -> None:
+    `dtype` is the type of activations, `query_dtype` that of rotated queries: the one in which keys are multiplied.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: DeviceWeights, dtype: torch.dtype, query_dtype: torch.dtype
+    ) -> None:
         self._config = config
         self._weights = weights
         self._dtype = dtype
+        self._query_dtype = query_dtype
         self._device = weights.embedding.device
         chip = capability(self._device)
-        itemsize = dtype.itemsize
+        itemsize = query_dtype.itemsize
         self.prefill_config = paged_prefill.choose_config(chip, config.head_dim, itemsize)
         programs = _INTERPRETED_PROGRAMS
         decode_config = paged_decode.choose_config(chip, config.head_dim, itemsize, max(16, config.group_size))
@@ -85,8 +91,11 @@ class DeviceStep:
             for window in sorted({layer.window for layer in weights.layers})
         }
 
-    def run(self, inputs: StepInputs, arena: torch.Tensor) -> torch.Tensor:
-        """Logits, float32 [R, vocab]; keys and values of the rows are written to `arena` (see `common/layout.py`)."""
+    def run(self, inputs: StepInputs, arena: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits, float32 [R, vocab]; keys and values of the rows are written to `arena`, and to `scales` if quantised.
+
+        Both as `decoder/models/device_arena.py` gives them.
+        """
         config, weights = self._config, self._weights
         if inputs.num_decodes:
             for window, plan in self._plans.items():
@@ -99,7 +108,7 @@ class DeviceStep:
         norm(residual, weights.layers[0].input_norm, hidden, epsilon=epsilon)
         following = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
         for index, (layer, next_norm) in enumerate(zip(weights.layers, following, strict=True)):
-            attended = self._attention(hidden, index, layer, inputs, arena)
+            attended = self._attention(hidden, index, layer, inputs, arena, scales)
             norm(
                 linear(attended, layer.output, layer.output_bias), layer.mlp_norm, hidden, epsilon=epsilon,
                 residual=residual, post_weight=layer.attention_post_norm,
@@ -119,29 +128,38 @@ class DeviceStep:
         return logits
 
     def _attention(
-        self, hidden: torch.Tensor, index: int, layer: DeviceLayer, inputs: StepInputs, arena: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        index: int,
+        layer: DeviceLayer,
+        inputs: StepInputs,
+        arena: torch.Tensor,
+        scales: torch.Tensor | None,
     ) -> torch.Tensor:
         # [T, heads * head_dim]: the rows of decodes first, then those of chunks.
         config = self._config
         fused = linear(hidden, layer.qkv, layer.qkv_bias)
         heads = fused.unflatten(1, (-1, config.head_dim))
         queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        rotated, attended = (torch.empty(queries.shape, dtype=self._dtype, device=self._device) for _ in range(2))
+        rotated, attended = (
+            torch.empty(queries.shape, dtype=dtype, device=self._device) for dtype in (self._query_dtype, self._dtype)
+        )
         write(
             queries, keys, values, arena, index, inputs.tables, inputs.owners, inputs.positions, *layer.rotation,
-            rotated, norms=layer.head_norms, epsilon=config.norm_epsilon,
+            rotated, scales=scales, norms=layer.head_norms, epsilon=config.norm_epsilon,
         )  # fmt: skip
         decodes = inputs.num_decodes
         scale, soft_cap = config.query_scale, config.attention_cap or 0.0
         if decodes:
             paged_decode.attend(
                 rotated[:decodes, None], arena, index, inputs.tables[:decodes], inputs.lengths[:decodes],
-                self._plans[layer.window], attended[:decodes, None], scale=scale, soft_cap=soft_cap,
+                self._plans[layer.window], attended[:decodes, None], scale=scale, scales=scales,
+                soft_cap=soft_cap,
             )  # fmt: skip
         if inputs.prefill is not None:
             paged_prefill.attend(
                 rotated[decodes:], arena, index, inputs.tables[decodes:], inputs.prefill.starts,
-                inputs.lengths[decodes:], inputs.prefill.plan, attended[decodes:], scale=scale, soft_cap=soft_cap,
-                window=layer.window,
+                inputs.lengths[decodes:], inputs.prefill.plan, attended[decodes:], scale=scale, scales=scales,
+                soft_cap=soft_cap, window=layer.window,
             )  # fmt: skip
         return attended.flatten(1)

@@ -155,9 +155,9 @@ def load_on(
     device:       where it computes, as `decoder.models.select.resolve_device` gives it
     dtype:        type of weights; sums are float32
     block_tokens: tokens of one KV block
-    kv_dtype:     type of stored keys and values: one of KV_DTYPES; None means float16 beside bfloat16 weights on a CPU,
-                  else `dtype`. Beside bfloat16 weights "bfloat16" also rounds queries, attention and matmul inputs to
-                  bfloat16
+    kv_dtype:     type of stored keys and values: one of KV_DTYPES; None means float16 beside bfloat16 weights, float32
+                  beside float32. On a CPU "bfloat16" beside bfloat16 weights also rounds queries, attention and matmul
+                  inputs to bfloat16
     threads:      threads of a step; 0 means every CPU this process may run on
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
@@ -169,8 +169,7 @@ def load_on(
     """
     if dtype not in ("float32", "bfloat16"):
         raise refuse("dtype", dtype, "'float32' or 'bfloat16'")
-    # A GPU's kernels have one type for all.
-    kv_dtype = kv_dtype or (dtype if device.uses_triton else default_kv_dtype(dtype))
+    kv_dtype = kv_dtype or default_kv_dtype(dtype)
     if kv_dtype not in KV_DTYPES:
         raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in KV_DTYPES))
     report = progress or (lambda stage, fraction: None)

@@ -14,11 +14,13 @@ from decoder.arena_view import private_arena
 from decoder.kernels import blocks, sets
 from decoder.kernels.compiled import entry
 from decoder.kernels.stored_rows import load_rows, store_row
+from tests.kernels import oracles
 
 HEAD_DIM = 32
 HALF_MAX = 65504.0
 SMALLEST = 2.0**-126
 QUANTIZED = {sets.Int8Storage: 127.0, sets.Float8Storage: 448.0}
+QUANTIZED_TYPES = {sets.Int8Storage: torch.int8, sets.Float8Storage: torch.float8_e4m3fn}
 
 
 @entry
@@ -73,7 +75,10 @@ def test_float16_saturates_and_keeps_nan() -> None:
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("gain", [1e-37, 1e-30, 1e-6, 1.0, 1e6, 1e37])
 def test_quantised_rows_lie_within_half_a_step(kind: type[sets.Storage], gain: float) -> None:
-    """A scale is the largest magnitude over the peak, rounded up to bfloat16; an element is off by half a step."""
+    """A scale is the largest magnitude over the peak, rounded up to bfloat16; an element is off by half a step.
+
+    Bit for bit as the oracle to which the GPU's form is held too.
+    """
     values = (np.random.default_rng(2).standard_normal((40, HEAD_DIM)) * gain).astype(np.float32)
     stored, scales, back = quantized_round_trip(kind(), values)
     exact = np.maximum(np.abs(values).max(1) / np.float32(QUANTIZED[kind]), SMALLEST)
@@ -85,6 +90,9 @@ def test_quantised_rows_lie_within_half_a_step(kind: type[sets.Storage], gain: f
         step = np.maximum(np.abs(values) / 8, scales[:, None] * 2**-9)
     else:
         elements = stored.view(np.int8).astype(np.float32)
+    bits, bfloat16 = oracles.quantize(torch.from_numpy(values), QUANTIZED_TYPES[kind])
+    assert np.array_equal(stored, bits.view(torch.uint8).numpy())
+    assert np.array_equal(scales, bfloat16.float().numpy())
     assert np.array_equal(back, elements * scales[:, None])
     assert (np.abs(back.astype(np.float64) - values) <= step.astype(np.float64) * 0.5001).all()
 

@@ -57,6 +57,16 @@ def quantize(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Te
     return (y.round() if kind == torch.int8 else y).to(kind), scale
 
 
+def held(rows: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
+    """Rows [..., dim] as a cache of type `stored` gives them back, float64; None keeps them as they are."""
+    if stored is None:
+        return rows
+    if stored.itemsize > 1:
+        return rows.to(stored).double()
+    elements, scales = quantize(rows, stored)
+    return elements.double() * scales.double()[..., None]
+
+
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative L2 error; NaN anywhere counts as infinite."""
     error = (got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)

@@ -30,12 +30,13 @@ def write(
 ) -> None:
     """Norm and rotate queries into `rotated`, store keys and values; rows whose block is 0 are not stored.
 
-    queries and rotated [tokens, heads, head_dim]; keys and values [tokens, kv_heads, head_dim]; arena as in
-    `common/layout.py`, with `scales` when quantised; tables int32 [batch, width]; sequences and positions int32
-    [tokens]; cosines and sines float32 [max_position, rotary_dim / 2]; norms: weights float32 [head_dim] of queries and
-    keys. Raises Internal on shapes or numbers that do not fit; nothing is written then.
+    queries and rotated [tokens, heads, head_dim], `rotated` of the arena's type unless that is quantised; keys and
+    values [tokens, kv_heads, head_dim]; arena as in `common/layout.py`, with `scales` when quantised; tables int32
+    [batch, width]; sequences and positions int32 [tokens]; cosines and sines float32 [max_position, rotary_dim / 2];
+    norms: weights float32 [head_dim] of queries and keys. Raises Internal on shapes or numbers that do not fit; nothing
+    is written then.
     """
-    check_paged(queries, arena, scales, tables, layer)
+    check_paged(rotated, arena, scales, tables, layer)
     tokens, heads, head_dim = queries.shape
     kv_heads, block_tokens, half = arena.shape[3], arena.shape[4], cosines.shape[1]
     kv_shape = (tokens, kv_heads, head_dim)

@@ -55,20 +55,31 @@ def norm_and_rotate(
 
 
 @kernel
+def narrow(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """x rounded to DTYPE; float16 holds its largest number for larger ones, and keeps a NaN."""
+    if DTYPE == tl.float16:  # noqa: SIM300
+        x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
+    return x.to(DTYPE)
+
+
+@kernel
 def quantize(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """Rows of x as stored elements, and the bits of each row's scale.
 
     A scale is a bfloat16 number, rounded up, at least the smallest normal one; NaN for a row with a NaN or an infinity.
+    Divisions are exact to the last bit, so that the CPU's form stores the same bytes.
     """
     peak = 127.0 if KIND == 1 else 448.0
     # Compared as integers, so that no NaN is lost.
     most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    scale = (most.to(tl.float32, bitcast=True) / peak).to(tl.int32, bitcast=True)
+    scale = tl.div_rn(most.to(tl.float32, bitcast=True), peak).to(tl.int32, bitcast=True)
     scale = tl.maximum((scale + 0xFFFF) & -0x10000, 0x00800000)
     scale = tl.where(most < 0x7F800000, scale, 0x7FC00000)
-    y = x / scale.to(tl.float32, bitcast=True)[:, None]
+    y = tl.div_rn(x, scale.to(tl.float32, bitcast=True)[:, None])
     if KIND == 1:
-        stored = tl.floor(tl.minimum(tl.maximum(y, -127.0), 127.0) + 0.5).to(tl.int8)
+        # The low bits of y + 1.5 * 2**23 are y rounded to an integer, half to even.
+        shifted = tl.minimum(tl.maximum(y, -127.0), 127.0) + 12582912.0
+        stored = shifted.to(tl.int32, bitcast=True).to(tl.int8)
     else:
         # e4m3 by hand, half to even: above 2**-6 in the bits of float32, below in steps of 2**-9.
         y = tl.minimum(tl.maximum(y, -448.0), 448.0)
@@ -139,7 +150,7 @@ def write_kernel(
             HEAD_DIM, COLUMNS, ROTARY_DIM, NORM,
         )  # fmt: skip
         place = token * rotated_stride + (heads * HEAD_DIM)[:, None] + columns[None, :]
-        tl.store(rotated + place, x.to(rotated.dtype.element_ty), mask=m_heads[:, None] & m_columns)
+        tl.store(rotated + place, narrow(x, rotated.dtype.element_ty), mask=m_heads[:, None] & m_columns)
     else:
         heads = (part - query_parts) * AT_ONCE + tl.arange(0, AT_ONCE)
         sequence = tl.load(sequences + token).to(tl.int64)
@@ -156,8 +167,10 @@ def write_kernel(
         slot = position % BLOCK_TOKENS
         target = block * block_stride + heads.to(tl.int64) * head_stride + slot * HEAD_DIM
         if KIND == 0:
-            tl.store(key_arena + target[:, None] + columns[None, :], x.to(key_arena.dtype.element_ty), mask=mask)
-            tl.store(value_arena + target[:, None] + columns[None, :], v.to(value_arena.dtype.element_ty), mask=mask)
+            stored = narrow(x, key_arena.dtype.element_ty)
+            tl.store(key_arena + target[:, None] + columns[None, :], stored, mask=mask)
+            stored = narrow(v.to(tl.float32), value_arena.dtype.element_ty)
+            tl.store(value_arena + target[:, None] + columns[None, :], stored, mask=mask)
         else:
             scale_place = block * scale_stride + heads.to(tl.int64) * scale_head_stride + slot
             stored, scale = quantize(x, KIND)
@@ -187,12 +200,13 @@ def write(
 ) -> None:
     """Norm and rotate queries into `rotated` (which may be `queries`' twin, not itself), store keys and values.
 
-    queries and rotated [tokens, heads, head_dim]; keys and values [tokens, kv_heads, head_dim] (rows may be slices of
-    one projection); arena as in `common/layout.py`, with `scales` when quantised; tables int32 [batch, width];
-    sequences and positions int32 [tokens]; cosines and sines float32 [max_position, rotary_dim / 2]; norms: weights
-    [head_dim] of queries and keys. Two rows of one call never share a slot. Raises Internal on shapes that do not fit.
+    queries and rotated [tokens, heads, head_dim], `rotated` of the arena's type unless that is quantised; keys and
+    values [tokens, kv_heads, head_dim] (rows may be slices of one projection); arena as in `common/layout.py`, with
+    `scales` when quantised; tables int32 [batch, width]; sequences and positions int32 [tokens]; cosines and sines
+    float32 [max_position, rotary_dim / 2]; norms: weights [head_dim] of queries and keys. Two rows of one call never
+    share a slot. Raises Internal on shapes that do not fit.
     """
-    kind = check_paged(queries, arena, scales, tables, layer)
+    kind = check_paged(rotated, arena, scales, tables, layer)
     tokens, heads, head_dim = queries.shape
     kv_heads, rotary_dim = arena.shape[3], 2 * cosines.shape[1]
     kv_shape = (tokens, kv_heads, head_dim)

@@ -68,8 +68,11 @@ def model_of(config: ModelConfig, kind: KvDtype = KvDtype.FLOAT32, **options: An
     return DeviceModel(config, layout, digests, tensors_of(config).__getitem__, DEVICE, **options)
 
 
-def oracle_logits(config: ModelConfig, token_ids: np.ndarray) -> torch.Tensor:
-    """Logits [tokens, vocab] at every position, float64, as `ModelConfig` describes them; no cache, no pages."""
+def oracle_logits(config: ModelConfig, token_ids: np.ndarray, stored: torch.dtype | None = None) -> torch.Tensor:
+    """Logits [tokens, vocab] at every position, float64, as `ModelConfig` describes them; no cache, no pages.
+
+    Keys and values are rounded to `stored`, if given, as the cache would.
+    """
     get = {name: torch.from_numpy(array).double() for name, array in tensors_of(config).items()}
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -94,8 +97,9 @@ def oracle_logits(config: ModelConfig, token_ids: np.ndarray) -> torch.Tensor:
             oracles.norm_rotate(part, positions, angles.cos(), angles.sin(), weight)
             for part, weight in zip(parts, head_norms, strict=False)
         )
+        k, v = (oracles.held(rows, stored) for rows in (k, parts[2]))
         out, _ = oracles.attention(
-            q, k, parts[2], config.query_scale, window=layer.window or 0, soft_cap=config.attention_cap or 0.0
+            q, k, v, config.query_scale, window=layer.window or 0, soft_cap=config.attention_cap or 0.0
         )
         a = out.flatten(1) @ get[f"{prefix}self_attn.o_proj.weight"].T
         if config.output_bias:
@@ -255,12 +259,10 @@ def test_ids_are_drawn_where_the_logits_are() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Experts by name, keys and values of another type, a foreign arena, and a copy that reads what it writes."""
+    """Experts by name, a foreign arena, and a copy that reads what it writes."""
     experts = config_of(experts=ExpertsConfig(4, 2, 32), layers=(LayerConfig(experts=True), LayerConfig()))
     with pytest.raises(InvalidArgument, match=r"model\.experts"):
         model_of(experts)
-    with pytest.raises(InvalidArgument, match=r"model\.kv_dtype"):
-        model_of(config_of(), dtype=KvDtype.BFLOAT16)
     model = model_of(config_of())
     with pytest.raises(Internal, match="does not fit"):
         model.forward(batch_of([(Row(np.arange(3), [1]), 3)]), arena_of(model, 2).half())

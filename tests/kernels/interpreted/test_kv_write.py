@@ -107,6 +107,71 @@ def test_quantised(stored: torch.dtype, gain: float) -> None:
     check(4, 2, 64, dtype=torch.bfloat16 if gain == 1.0 else torch.float32, stored=stored, gain=gain)
 
 
+def awkward_rows() -> torch.Tensor:
+    """Rows [n, 8, 64], float32: of every size, ties between two stored numbers, peaks that a scale just fits, zeros."""
+    rows = [random(9, 64, seed=6) * gain for gain in (1e-38, 1e-20, 1.0, 1e20, 1e37)]
+    halves = (torch.arange(64) - 32) / 2  # ties of int8, of a scale of one
+    for peak in (127.0, 448.0):
+        rows.append(torch.cat([halves[1:], torch.tensor([peak])])[None].to(DEVICE))
+        rows.append(torch.nextafter(torch.full((4, 64), peak), torch.tensor([0.0, 1e9, 1e9, 0.0])[:, None]).to(DEVICE))
+    return torch.cat([*rows, torch.zeros((1, 64), device=DEVICE)]).reshape(-1, 8, 64)
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.uint8])
+def test_quantised_bytes_are_those_of_the_definition(stored: torch.dtype) -> None:
+    """Each scale is the largest magnitude over the peak rounded up to bfloat16; elements are rounded half to even."""
+    rows = awkward_rows()
+    tokens = rows.shape[0]
+    arena, scales = empty_arena(tokens, 8, 16, 64, stored)
+    assert scales is not None
+    numbers = torch.arange(1, tokens + 1, dtype=torch.int32, device=DEVICE)
+    one = torch.ones((1, 32), device=DEVICE)
+    kv_write.write(
+        rows, rows, rows, arena, LAYER, numbers[:, None].contiguous(), numbers - 1, numbers * 0, one, one * 0,
+        torch.empty_like(rows), scales=scales,
+    )  # fmt: skip
+    elements, want = oracles.quantize(rows, torch.int8 if stored == torch.int8 else torch.float8_e4m3fn)
+    for plane in range(2):
+        assert torch.equal(scales[1:, LAYER, plane, :, 0].view(torch.int16), want.view(torch.int16))
+        got = arena[1:, LAYER, plane, :, 0].contiguous().view(torch.uint8)
+        assert torch.equal(got, elements.view(torch.uint8))
+
+
+def test_a_quantised_row_that_is_not_finite_is_nan() -> None:
+    """One NaN or infinity makes the scale of its row NaN, and of no other."""
+    rows = torch.ones((4, 1, 64), device=DEVICE)
+    rows[0, 0, 5], rows[1, 0, 63], rows[2, 0, 0] = torch.nan, torch.inf, -torch.inf
+    arena, scales = empty_arena(4, 1, 16, 64, torch.int8)
+    assert scales is not None
+    scales.zero_()
+    numbers = torch.arange(1, 5, dtype=torch.int32, device=DEVICE)
+    one = torch.ones((1, 32), device=DEVICE)
+    kv_write.write(
+        rows, rows, rows, arena, LAYER, numbers[:, None].contiguous(), numbers - 1, numbers * 0, one, one * 0,
+        torch.empty_like(rows), scales=scales,
+    )  # fmt: skip
+    assert scales[1:, LAYER, :, 0, 0].isnan().tolist() == [[True, True]] * 3 + [[False, False]]
+
+
+def test_narrow_keys_beside_wide_queries() -> None:
+    """Queries of bfloat16 come out in the arena's float16, rounded once; what it cannot hold becomes its largest."""
+    rows = random(3, 2, 64, seed=7, dtype=torch.bfloat16) * 1e3
+    rows[0, :, 0], rows[1, :, 1] = 1e30, -torch.inf
+    arena, _ = empty_arena(3, 2, 16, 64, torch.float16)
+    rotated = torch.full((3, 2, 64), torch.nan, dtype=torch.float16, device=DEVICE)
+    numbers = torch.arange(1, 4, dtype=torch.int32, device=DEVICE)
+    angles = torch.zeros((1, 32), device=DEVICE)
+    kv_write.write(
+        rows, rows, rows, arena, LAYER, numbers[:, None].contiguous(), numbers - 1, numbers * 0, angles.cos(), angles,
+        rotated,
+    )  # fmt: skip
+    want = rows.float().clamp(-65504.0, 65504.0).half()
+    for got in (rotated, *arena[1:, LAYER, :, :, 0].unbind(1)):
+        # -inf times a sine of zero is NaN: such a row is no number in any form.
+        assert torch.equal(got[[0, 2]], want[[0, 2]])
+    assert torch.equal(arena[1:, LAYER, 1, :, 0], want)
+
+
 def test_e4m3_equals_the_conversion() -> None:
     """Stored bytes are those of torch's conversion, subnormal ones and ties too."""
     patterns = torch.arange(256, dtype=torch.uint8)

@@ -1,0 +1,64 @@
+"""The arena as the device step reads it: how elements lie there, whole blocks, and views of elements and scales.
+
+Owns which torch type stored keys and values have on a chip, and that an array is taken only if its geometry is the
+layout's, so that no kernel gets a wrong stride. Nothing is copied. Called by `device_model.py`; it starts no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from common.errors import Internal
+from common.layout import KvDtype, KvLayout
+from decoder.kernels.quantized import views
+
+TORCH_TYPES: Final = {
+    KvDtype.FLOAT32: torch.float32,
+    KvDtype.BFLOAT16: torch.bfloat16,
+    KvDtype.FLOAT16: torch.float16,
+}
+_CONVERTS_E4M3: Final = 89
+"""Compute capability from which a chip converts e4m3 itself; others take it as bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArena:
+    """`blocks` [blocks, ...] is contiguous, a block one run of bytes. `elements` [blocks, layers, 2, kv_heads,
+    block_tokens, head_dim] and `scales`, bfloat16 without head_dim, are views of it; None where there are no scales."""
+
+    blocks: torch.Tensor
+    elements: torch.Tensor
+    scales: torch.Tensor | None
+
+
+def element_type(layout: KvLayout, capability: int) -> torch.dtype:
+    """The type in which kernels take stored elements on a chip of this compute capability (`kernels/gpu.py`)."""
+    if not layout.quantized:
+        return TORCH_TYPES[layout.dtype]
+    if layout.quantization == "int8":
+        return torch.int8
+    return torch.float8_e4m3fn if capability >= _CONVERTS_E4M3 else torch.uint8
+
+
+def allocate(layout: KvLayout, num_blocks: int, device: torch.device) -> torch.Tensor:
+    """Zeros for `num_blocks` blocks and the null block."""
+    dtype = torch.uint8 if layout.quantized else TORCH_TYPES[layout.dtype]
+    return torch.zeros((num_blocks + 1, *layout.array_shape), dtype=dtype, device=device)
+
+
+def view_arena(array: Any, layout: KvLayout, capability: int, device: torch.device) -> DeviceArena:
+    """Views of an arena: a torch tensor on `device`, or the host's array. Raises Internal when it does not fit."""
+    blocks: torch.Tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+    stored = torch.uint8 if layout.quantized else TORCH_TYPES[layout.dtype]
+    if blocks.dtype == torch.uint16 and stored.itemsize == 2:
+        blocks = blocks.view(stored)  # NumPy has bits alone of what it has no type for
+    fits = blocks.dtype == stored and blocks.shape[1:] == layout.array_shape and blocks.is_contiguous()
+    if not fits or blocks.device.type != device.type:
+        raise Internal(f"an arena of {blocks.dtype} {tuple(blocks.shape[1:])} on {blocks.device} does not fit")
+    if not layout.quantized:
+        return DeviceArena(blocks, blocks, None)
+    sizes = layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_tokens
+    return DeviceArena(blocks, *views(blocks, *sizes, element_type(layout, capability)))
