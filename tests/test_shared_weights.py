@@ -36,7 +36,7 @@ from tests.weights_loader import CONFIG, LAYOUT, key_of
 
 SECRET = "node's internal key"
 DEVICES = ("host", "recorder")
-CHILDREN = 40
+CHILDREN = 44
 TENSORS = 3 + 9 * CONFIG.num_layers  # of the common form
 
 
@@ -107,13 +107,14 @@ class Service:
         self.reserved = 0
         self.now = 0.0
 
-    async def start(self, fill_seconds: float = 60.0) -> None:
+    async def start(self, **options: float) -> None:
         """A new one, with nothing."""
-        place = self._place or (ArenaPlace(gpu_of(Recorder())) if self.device == "recorder" else ArenaPlace())
+        self.driver = Recorder()
+        place = self._place or (ArenaPlace(gpu_of(self.driver)) if self.device == "recorder" else ArenaPlace())
         self.store = WeightsStore(
             WeightsPlace(place), reserved=lambda: self.reserved, draw_nonce=lambda: secrets.token_bytes(32)
         )
-        self.socket = WeightsSocket(self.store, now=lambda: self.now, fill_seconds=fill_seconds)
+        self.socket = WeightsSocket(self.store, now=lambda: self.now, **options)
         await self.socket.start(Path(self.path), SECRET)
 
     def load(self, model: int = 1, *more: Any, secret: str = SECRET) -> tuple[Any, ...]:
@@ -243,6 +244,28 @@ def test_what_does_not_fit_is_refused_by_its_reason(children: Iterator[Child], d
             service.device = "host" if device == "recorder" else "recorder"
             told = await child.ask(*service.load())
             assert (told["reason"], told["leaks"]) == ("DEVICE_MISMATCH", {})
+
+    asyncio.run(body())
+
+
+def test_memory_that_a_killed_process_had_is_waited_for(children: Iterator[Child]) -> None:
+    """Where the books have room and the driver has not yet, a decoder waits a little; past that, it is told."""
+
+    async def body() -> None:
+        async with serving("recorder") as service:
+            child = next(children)
+            service.driver.memory_taken = service.driver.memory
+            child.say(*service.load())
+            await eventually(lambda: service.driver.calls.count("cuMemCreate") >= 2)
+            service.driver.memory_taken = 0
+            assert await child.answer() == {"read": TENSORS}
+            service.driver.memory_taken = service.driver.memory
+            late = next(children)
+            late.say(*service.load(2))
+            refused = service.driver.calls.count("cuMemCreate")
+            await eventually(lambda: service.driver.calls.count("cuMemCreate") > refused)
+            service.now += 60.0
+            assert (await late.answer())["reason"] == "NO_MEMORY"
 
     asyncio.run(body())
 

@@ -38,6 +38,7 @@ from common.weights_frames import (
 
 REQUEST_TIMEOUT_SECONDS: Final = 2.0
 FILL_SECONDS: Final = 600.0
+SETTLE_SECONDS: Final = 5.0
 MAX_CONNECTIONS: Final = 128
 
 
@@ -46,6 +47,7 @@ class WeightsSocket:
 
     now:          seconds of a steady clock
     fill_seconds: time to lay weights down; a process that takes longer is dropped and another one fills
+    settle_seconds: time for the system to find memory that the books say is there
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class WeightsSocket:
         now: Callable[[], float],
         request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
         fill_seconds: float = FILL_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         self._store = store
         self._now = now
         self._timeout = request_timeout_seconds
         self._fill_seconds = fill_seconds
+        self._settle_seconds = settle_seconds
         self._listener = FdListener("weights", self._serve, MAX_CONNECTIONS)
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
@@ -141,9 +145,17 @@ class WeightsSocket:
 
     async def _copy_for(self, link: socket.socket, holder: Holder, request: WeightsRequest) -> Copy:
         told = False
+        deadline = self._now() + self._settle_seconds
         while True:
             changed = self._changed
-            copy = self._store.ask(holder, request.key, request.num_bytes)
+            try:
+                copy = self._store.ask(holder, request.key, request.num_bytes)
+            except ResourceExhausted as error:
+                # A driver takes its time to give back what a killed process had.
+                if error.retry_after_seconds is None or self._now() >= deadline:
+                    raise
+                await asyncio.sleep(error.retry_after_seconds)
+                continue
             if copy is not None:
                 return copy
             if not told:

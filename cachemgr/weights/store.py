@@ -19,6 +19,7 @@ from common.logs import get_logger
 from common.weights_frames import filled_proof, weights_header
 
 KEEP_SECONDS: Final = 600.0
+RETRY_SECONDS: Final = 0.2
 
 Holder = int
 
@@ -68,7 +69,8 @@ class WeightsStore:
         """The copy for `holder`: to fill where its `filler` is `holder`, else to read; None while another fills it.
 
         Raises PermissionDenied where the copy has another size, ResourceExhausted with the needed and the free bytes
-        where a new one does not fit, FailedPrecondition where it cannot be shared.
+        where a new one does not fit (with a time to try again where the books have room and the system has not, as
+        just after a process was killed), FailedPrecondition where it cannot be shared.
         """
         copy = self._copies.get(key)
         if copy is None:
@@ -159,7 +161,7 @@ class WeightsStore:
     def _made(self, num_bytes: int) -> WeightsMemory:
         """Memory that was counted before it is taken; what is unused gives way, the oldest first."""
         unused = self._unused()
-        cause = "the pool and other weights take the rest"
+        cause, again = "the pool and other weights take the rest", None
         try:
             needed = self._place.size_of(num_bytes)
             while True:
@@ -167,7 +169,7 @@ class WeightsStore:
                     try:
                         return self._place.make(num_bytes)
                     except (OSError, CudaError) as error:
-                        cause = f"it was refused: {_words(error)}"
+                        cause, again = f"it was refused: {_words(error)}", RETRY_SECONDS
                 if not unused:
                     break
                 self._drop(unused.pop(0))
@@ -176,7 +178,7 @@ class WeightsStore:
             needed, free, cause = num_bytes, 0, str(error)
         raise ResourceExhausted(
             f"weights take {needed} bytes, {free} are free: {cause}",
-            subject="weights_bytes", needed=needed, usable=free, reason="NO_MEMORY",
+            subject="weights_bytes", needed=needed, usable=free, reason="NO_MEMORY", retry_after_seconds=again,
         )  # fmt: skip
 
     def _unused(self) -> list[Copy]:
