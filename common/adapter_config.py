@@ -1,4 +1,4 @@
-"""What an adapter_config.json says, as far as this build serves it: LoRA (Hu et al. 2021) of the seven projections.
+"""What an adapter_config.json says, as far as this build serves it: LoRA (Hu et al. 2021) of the projections.
 
 Invariant: a configuration is taken exactly or refused by the name of its setting, with what would be needed. Pure but
 for reading the one file; knows no model, so that the command line checks with it too.
@@ -18,7 +18,10 @@ from common.errors import InvalidArgument
 CONFIG_FILE: Final = "adapter_config.json"
 TENSORS_FILE: Final = "adapter_model.safetensors"
 PICKLE_FILE: Final = "adapter_model.bin"
-MODULES: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# The last two are fused, as in Phi-3: q, k and v, or gate and up, in one matrix.
+MODULES: Final = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
+)  # fmt: skip
 MAX_RANK: Final = 512
 MAX_CONFIG_BYTES: Final = 1 << 20
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")  # ways to begin that change the base's weights as well

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_LIMIT = _CGROUP / "memory.max"
+_MEMORY = Path("/proc/meminfo")
 
 
 def machine_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
@@ -16,3 +18,23 @@ def machine_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
     except (OSError, ValueError):  # no control group, or "max"
         return physical
     return min(physical, limit)
+
+
+def available_bytes(memory: Path = _MEMORY, group: Path = _CGROUP) -> int:
+    """Bytes that can be taken without swapping: the kernel's estimate, or what the limit of the control group leaves
+    where that is less. Page cache that can be dropped counts as free."""
+    try:
+        free = _fields(memory)["MemAvailable:"] * 1024
+    except (OSError, ValueError, KeyError):
+        free = machine_bytes(group / "memory.max")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = _fields(group / "memory.stat")
+    except (OSError, ValueError):
+        return free
+    return min(free, max(0, limit - used + cached.get("inactive_file", 0) + cached.get("active_file", 0)))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    pieces = (line.split() for line in path.read_text().splitlines())
+    return {line[0]: int(line[1]) for line in pieces if len(line) > 1}

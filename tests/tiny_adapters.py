@@ -24,7 +24,7 @@ def adapter_tensors(
     for layer in range(layers):
         for module in modules:
             outputs, inputs = shapes[module]
-            part = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+            part = "mlp" if module in ("gate_proj", "up_proj", "gate_up_proj", "down_proj") else "self_attn"
             name = f"base_model.model.model.layers.{layer}.{part}.{module}"
             down, up = random.standard_normal((rank, inputs)), random.standard_normal((outputs, rank))
             tensors[f"{name}.lora_A.weight"] = (down / np.sqrt(inputs)).astype(np.float32)

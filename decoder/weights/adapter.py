@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +21,20 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from common.adapter_config import MODULES, TENSORS_FILE, AdapterConfig, read_adapter_config, refuse_adapter
+from common.errors import ResourceExhausted
+from common.memory import available_bytes
 from decoder.models.config import ModelConfig
+from decoder.models.packing import round_up
 
+_RANK_STEP: Final = 4  # a step takes ranks by so many
 FloatArray = NDArray[np.float32]
 Shape = tuple[int, ...]
 
+_EXPERT_NAMES: Final = (".experts.", ".shared_expert.", ".block_sparse_moe.", ".mlp.gate.", ".shared_expert_gate.")
+# Modules whose matrices are one product of a step, with the outputs of all of it.
+_PRODUCTS: Final = (
+    ("q_proj", "k_proj", "v_proj", "qkv_proj"), ("o_proj",), ("gate_proj", "up_proj", "gate_up_proj"), ("down_proj",),
+)  # fmt: skip
 _TENSOR: Final = re.compile(
     r"(?:base_model\.model\.)?model\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
 )
@@ -45,33 +54,67 @@ class Adapter:
 
 
 def module_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of every module that an adapter may change; experts' own are none of them."""
+    """Outputs and inputs of every module that an adapter may change; experts' own are none of them, and fused ones only
+    where a model is saved with them."""
     hidden, inner = config.hidden_size, config.intermediate_size
+    fused = config.architecture == "phi3"
     shapes = {
         "q_proj": (config.query_size, hidden),
         "k_proj": (config.kv_size, hidden),
         "v_proj": (config.kv_size, hidden),
         "o_proj": (hidden, config.query_size),
     }
+    if fused:
+        shapes |= {"qkv_proj": (config.query_size + 2 * config.kv_size, hidden), "gate_up_proj": (2 * inner, hidden)}
     if config.experts is None:
         shapes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     return shapes
 
 
-def load_adapter(directory: Path, config: ModelConfig) -> Adapter:
+def needed_bytes(config: ModelConfig, layers: Iterable[Collection[str]], rank: int) -> int:
+    """Bytes of an adapter with these modules in each layer while it is loaded: as it is read, in float32, and beside it
+    as a step reads it, where the modules of a product are one pair of matrices with all of its outputs."""
+    shapes = module_shapes(config)
+    elements = 0
+    for modules in layers:
+        elements += sum(rank * sum(shapes[module]) for module in modules)
+        for product in _PRODUCTS:
+            ranks = round_up(rank * sum(module in modules for module in product), _RANK_STEP)
+            elements += ranks * _product_size(config, product)
+    return 4 * elements
+
+
+def _product_size(config: ModelConfig, product: Sequence[str]) -> int:
+    hidden, inner = round_up(config.hidden_size, 32), round_up(config.intermediate_size, 32)
+    sizes = {"q_proj": round_up(config.query_size + 2 * config.kv_size, 32), "o_proj": round_up(config.query_size, 32)}
+    return hidden + sizes.get(product[0], 2 * inner if "up_proj" in product else inner)
+
+
+def load_adapter(directory: Path, config: ModelConfig, available: Callable[[], int] = available_bytes) -> Adapter:
     """Read an adapter for a model. Raises InvalidArgument naming what is wrong or not served, FileNotFoundError where
-    it is not there any more."""
+    it is not there any more, and ResourceExhausted, before a tensor is read, where it needs more memory than is there.
+    """
     settings = read_adapter_config(directory)
     try:
         file: Any = safe_open(str(directory / TENSORS_FILE), framework="pt")
         with file as tensors:
-            return _collect(settings, config, tensors)
+            return _collect(settings, config, tensors, available)
     except SafetensorError as error:
         raise refuse_adapter(f"{TENSORS_FILE} is no safetensors file: {error}") from None
 
 
-def _collect(settings: AdapterConfig, config: ModelConfig, tensors: Any) -> Adapter:
+def _collect(settings: AdapterConfig, config: ModelConfig, tensors: Any, available: Callable[[], int]) -> Adapter:
     shapes = module_shapes(config)
+    modules: list[set[str]] = [set() for _ in range(config.num_layers)]
+    for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+        layer, module, _ = _place(name, settings, config, shapes)
+        modules[layer].add(module)
+    needed, usable = needed_bytes(config, modules, settings.rank), available()
+    if needed > usable:
+        raise ResourceExhausted(
+            f"the adapter needs {needed} bytes of memory and {usable} are free", subject="adapter_bytes", needed=needed,
+            usable=usable, reason="ADAPTER_EXCEEDS_MEMORY",
+        )  # fmt: skip
     found: dict[tuple[int, str], dict[str, FloatArray]] = {}
     for name in sorted(tensors.keys()):
         layer, module, side = _place(name, settings, config, shapes)
@@ -102,12 +145,15 @@ def _place(
     name: str, settings: AdapterConfig, config: ModelConfig, shapes: Mapping[str, Shape]
 ) -> tuple[int, str, str]:
     match = _TENSOR.fullmatch(name)
+    if any(part in name for part in _EXPERT_NAMES):
+        raise refuse_adapter(f"tensor {name}: experts are not adapted; it would take low-rank products of each")
     if match is None:
         raise refuse_adapter(f"tensor {name} is not one of lora_A and lora_B of a layer's projections")
     layer, module, side = int(match[1]), match[2], match[3]
     if module not in shapes:
         allowed = ", ".join(name for name in MODULES if name in shapes)
-        raise refuse_adapter(f"tensor {name}: {module} cannot be adapted in this model; allowed are {allowed}")
+        why = "" if config.experts is None else ", which has experts"
+        raise refuse_adapter(f"tensor {name}: {module} cannot be adapted in this model{why}; allowed are {allowed}")
     if settings.modules is not None and module not in settings.modules:
         raise refuse_adapter(f"tensor {name}: target_modules does not name {module}")
     if layer >= config.num_layers:

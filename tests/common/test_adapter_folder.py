@@ -21,7 +21,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": None}, "peft_type"),
     *(({"r": value}, "r of") for value in (0, -1, 513, 4.0, True, "4", None)),
     *(({"lora_alpha": value}, "lora_alpha") for value in (0, -1, float("nan"), float("inf"), True, "8", None)),
-    *(({"target_modules": value}, "target_modules") for value in ([], None, 3, "", [3], ["lm_head"], ["qkv_proj"])),
+    *(({"target_modules": value}, "target_modules") for value in ([], None, 3, "", [3], ["lm_head"], ["w1"])),
     ({"use_dora": True}, "use_dora"),
     ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
     ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),

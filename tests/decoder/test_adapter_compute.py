@@ -98,6 +98,30 @@ def test_every_kernel_set_adds_the_adapter(tmp_path: Path, kernels: str) -> None
     assert _relative(got, want) < max(4 * base, 1e-4)
 
 
+@pytest.mark.parametrize("inner", [96, 90])
+def test_fused_matrices(tmp_path: Path, inner: int) -> None:
+    """An adapter of Phi-3's fused matrices gives the logits of merged ones, also where no part fills whole tiles."""
+    from tests.tiny_families import make_family  # needs transformers
+
+    pytest.importorskip("transformers")
+    from safetensors.numpy import load_file, save_file
+
+    from decoder.weights import load_model
+
+    make_family(tmp_path / "m", "phi3-short", intermediate_size=inner)
+    model = load_model(tmp_path / "m", "float32", 16)
+    modules = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    deltas = adapter_tensors(module_shapes(model.config), 2, 5, modules)
+    write_adapter(tmp_path / "a", adapter_config(5, modules), deltas)
+    adapter = model.pack_adapter(load_adapter(tmp_path / "a", model.config).layers)
+    got = run_prompt(model, PROMPT, adapter=adapter)
+    for path in (tmp_path / "m").glob("*.safetensors"):
+        save_file(merged(load_file(path), deltas, 2.0), path)
+    want = run_prompt(load_model(tmp_path / "m", "float32", 16), PROMPT)
+    assert _relative(got, want) < 1e-4
+    assert _relative(run_prompt(model, PROMPT), want) > 1e-2
+
+
 def test_post_norms_and_gelu(tmp_path: Path) -> None:
     """Where a norm follows a branch, and gates are GELU, the adapter is inside of both (Gemma 2)."""
     from tests.tiny_families import make_family  # needs transformers

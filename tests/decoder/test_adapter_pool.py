@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from common.adapter_folder import AdapterFolder
 from common.errors import InvalidArgument, NotFound, ResourceExhausted
 from decoder.adapter_pool import AdapterPool
-from decoder.weights.adapter import load_adapter, module_shapes
+from decoder.models.adapter_weights import AdapterWeights
+from decoder.weights.adapter import load_adapter, module_shapes, needed_bytes
 from tests.decoder.model_rig import make_config
 from tests.tiny_adapters import MODULES, adapter_config, adapter_tensors, write_adapter
 
@@ -148,6 +149,9 @@ BAD: list[tuple[str, Callable[[Tensors], object]]] = [
     ("holds nothing", lambda t: [t.pop(name) for name in list(t) if "v_proj" in name]),
     ("does not name k_proj", lambda t: t.update({PREFIX.replace("q_proj", "k_proj") + "A.weight": WIDE})),
     ("cannot be adapted", lambda t: t.update({PREFIX.replace("q_proj", "w1") + "A.weight": WIDE})),
+    ("qkv_proj cannot", lambda t: t.update({PREFIX.replace("q_proj", "qkv_proj") + "A.weight": WIDE})),
+    ("experts are not adapted",
+     lambda t: t.update({PREFIX.replace("self_attn.q_proj", "mlp.experts.3.up_proj") + "A.weight": WIDE})),
 ]  # fmt: skip
 
 
@@ -162,6 +166,21 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, named: str, change:
         load_adapter(write_adapter(tmp_path / "wrong", adapter_config(4, modules), tensors), CONFIG)
     assert named in caught.value.description
     assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.parametrize("modules", [MODULES, ("q_proj", "v_proj"), ("down_proj",)])
+def test_the_memory_of_an_adapter_is_known_before_it_is_taken(tmp_path: Path, modules: tuple[str, ...]) -> None:
+    """What is asked for is what the tensors and the packed form take; where a byte of it lacks nothing is read, and the
+    error has both numbers."""
+    tensors = adapter_tensors(SHAPES, CONFIG.num_layers, 5, modules)
+    path = write_adapter(tmp_path / "a", adapter_config(5, modules), tensors)
+    needed = needed_bytes(CONFIG, [modules] * CONFIG.num_layers, 5)
+    packed = AdapterWeights(CONFIG, load_adapter(path, CONFIG, lambda: needed).layers)
+    assert needed == packed.num_bytes + sum(tensor.nbytes for tensor in tensors.values())
+    with pytest.raises(ResourceExhausted, match=f"needs {needed} bytes of memory and {needed - 1} are free") as caught:
+        load_adapter(path, CONFIG, lambda: needed - 1)
+    assert (caught.value.needed, caught.value.usable) == (needed, needed - 1)
+    assert caught.value.reason == "ADAPTER_EXCEEDS_MEMORY"
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
