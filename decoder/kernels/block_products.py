@@ -2,7 +2,7 @@
 
 Weights are packed by column blocks of sixteen (`decoder/models/packing.py`), inputs as `rows.store_input` lays them.
 The sums of a row are added in the order of k whatever the number of rows, so a row's result never depends on what
-shares the step. Called by `linear.py` alone, which gives it room for (ROW_BLOCK + 16) * 128 bytes of sums.
+shares the step. Called by `linear.py` and `experts.py`, which give it room for SUM_BYTES of sums.
 """
 
 # Types inside kernels are inferred by numba.
@@ -10,13 +10,26 @@ shares the step. Called by `linear.py` alone, which gives it room for (ROW_BLOCK
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from decoder.kernels import amx, simd
 from decoder.kernels.compiled import kernel, variant
+from decoder.kernels.frame import ROW_BLOCK
+from decoder.kernels.row_tiles import (
+    LINE_BYTES,
+    ROW_BYTES,
+    TILE,
+    WHOLE,
+    Pass,
+    Tile,
+    row_tile,
+)
 from decoder.kernels.sets import float32_weights, split_inputs, uses_tiles
+
+_RUN_STEPS: Final = 128  # lines of a run of k: 8 KB
+_STREAM_BYTES: Final = 2048  # how far ahead of one row's product its weights are prefetched
 
 
 def block_product(
@@ -30,90 +43,68 @@ def block_product(
 
 
 @kernel
-def _float32_one_row(a: int, depth: int, w: int, c: int) -> None:
-    c0 = simd.splat(np.float32(0.0))
-    c1 = simd.splat(np.float32(0.0))
-    w1 = w + depth * 64
-    for k in range(depth):
-        x = simd.splat(simd.load_float(a + k * 4))
-        c0 = simd.fma(x, simd.load_floats(w + k * 64), c0)
-        c1 = simd.fma(x, simd.load_floats(w1 + k * 64), c1)
-    simd.store_floats(c, c0)
-    simd.store_floats(c + 64, c1)
+def _pace(passes: int) -> int:
+    """Bytes by which the prefetched address moves with each step, so that all passes over a run fetch the next one."""
+    pace = LINE_BYTES
+    while passes > 1:
+        passes, pace = (passes + 1) >> 1, pace >> 1
+    return max(pace, 1)
 
 
 @kernel
-def _float32_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
-    zero = simd.splat(np.float32(0.0))
-    c00, c01, c10, c11, c20, c21, c30, c31 = zero, zero, zero, zero, zero, zero, zero, zero
-    w1 = w + depth * 64
-    for k in range(depth):
-        v0, v1 = simd.load_floats(w + k * 64), simd.load_floats(w1 + k * 64)
-        x = simd.splat(simd.load_float(a + k * 4))
-        c00, c01 = simd.fma(x, v0, c00), simd.fma(x, v1, c01)
-        x = simd.splat(simd.load_float(a + stride + k * 4))
-        c10, c11 = simd.fma(x, v0, c10), simd.fma(x, v1, c11)
-        x = simd.splat(simd.load_float(a + 2 * stride + k * 4))
-        c20, c21 = simd.fma(x, v0, c20), simd.fma(x, v1, c21)
-        x = simd.splat(simd.load_float(a + 3 * stride + k * 4))
-        c30, c31 = simd.fma(x, v0, c30), simd.fma(x, v1, c31)
-    simd.store_floats(c, c00)
-    simd.store_floats(c + 64, c01)
-    simd.store_floats(c + 128, c10)
-    simd.store_floats(c + 192, c11)
-    simd.store_floats(c + 256, c20)
-    simd.store_floats(c + 320, c21)
-    simd.store_floats(c + 384, c30)
-    simd.store_floats(c + 448, c31)
+def _run_steps(steps: int) -> int:
+    """Steps of a run of k whose lines stay in the first-level cache while all rows pass, equal for all runs."""
+    runs = (steps + _RUN_STEPS - 1) // _RUN_STEPS
+    return ((steps + runs - 1) // runs + 15) & ~15
 
 
-@kernel
-def _bfloat16_one_row(a: int, depth: int, w: int, c: int) -> None:
-    # Even and odd k are summed apart: four sums that need not wait for each other.
-    zero = simd.splat(np.float32(0.0))
-    e0, o0, e1, o1 = zero, zero, zero, zero
-    w1 = w + depth * 32
-    for pair in range(depth >> 1):
-        v0, v1 = simd.load_ints(w + pair * 64), simd.load_ints(w1 + pair * 64)
-        x, y = simd.splat(simd.load_float(a + pair * 8)), simd.splat(simd.load_float(a + pair * 8 + 4))
-        e0, o0 = simd.fma(x, simd.low_halves(v0), e0), simd.fma(y, simd.high_halves(v0), o0)
-        e1, o1 = simd.fma(x, simd.low_halves(v1), e1), simd.fma(y, simd.high_halves(v1), o1)
-    simd.store_floats(c, simd.add(e0, o0))
-    simd.store_floats(c + 64, simd.add(e1, o1))
+def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
+    """A function that multiplies rows [depth] of float32 by a pair of column blocks, in as many tiles as they need."""
+    parts = tuple(part for parts in passes for part in parts)
+    num_passes, halves = len(passes), len(parts)  # two halves: sums of even and odd k are apart, and added last
+    most, block_step, odd = tile.rows, tile.blocks, ROW_BLOCK * ROW_BYTES
+    # One row: its weights pass once, so all of its sums are kept at the same time.
+    single, several = row_tile((1,), 2, (parts,)), row_tile(range(2, most + 1), block_step, passes)
+
+    @kernel
+    def run_of_k(
+        a: int, stride: int, rows: int, w: int, wide: int, steps: int, sums: int, ahead: int, pace: int
+    ) -> None:
+        """All rows by the weights of one run of k, in tiles of as equal a size as there can be."""
+        row = 0
+        for left in range((rows + most - 1) // most, 0, -1):
+            size = (rows - row + left - 1) // left
+            start, target = a + row * stride, sums + row * ROW_BYTES
+            several(size, start, stride, w, wide, steps, target, odd, ahead, pace)
+            ahead, row = ahead + num_passes * steps * pace, row + size
+
+    @kernel
+    def multiply(a: int, stride: int, rows: int, depth: int, weights: int, sums: int) -> None:
+        steps = depth // halves
+        wide, run = steps * LINE_BYTES, _run_steps(steps)
+        pace = _pace((rows + most - 1) // most * num_passes)
+        for offset in range(0, rows * ROW_BYTES, LINE_BYTES):
+            simd.store_floats(sums + offset, simd.splat(np.float32(0.0)))
+            if halves == 2:
+                simd.store_floats(sums + odd + offset, simd.splat(np.float32(0.0)))
+        if rows == 1:
+            single(1, a, stride, weights, wide, steps, sums, odd, weights + _STREAM_BYTES, LINE_BYTES)
+        else:
+            for block in range(0, 2, block_step):
+                for start in range(0, steps, run):
+                    here, w = min(run, steps - start), weights + block * wide + start * LINE_BYTES
+                    inputs, target = a + start * 4 * halves, sums + block * LINE_BYTES
+                    run_of_k(inputs, stride, rows, w, wide, here, target, w + here * LINE_BYTES, pace)
+        if halves == 2:
+            for offset in range(0, rows * ROW_BYTES, LINE_BYTES):
+                other = simd.load_floats(sums + odd + offset)
+                simd.store_floats(sums + offset, simd.add(simd.load_floats(sums + offset), other))
+
+    return multiply
 
 
-@kernel
-def _bfloat16_four_rows(a: int, stride: int, depth: int, w: int, c: int) -> None:
-    zero = simd.splat(np.float32(0.0))
-    e00, o00, e01, o01, e10, o10, e11, o11 = zero, zero, zero, zero, zero, zero, zero, zero
-    e20, o20, e21, o21, e30, o30, e31, o31 = zero, zero, zero, zero, zero, zero, zero, zero
-    w1 = w + depth * 32
-    for pair in range(depth >> 1):
-        words, other = simd.load_ints(w + pair * 64), simd.load_ints(w1 + pair * 64)
-        low0, high0, low1, high1 = (
-            simd.low_halves(words), simd.high_halves(words), simd.low_halves(other), simd.high_halves(other),
-        )  # fmt: skip
-        r = a + pair * 8
-        x, y = simd.splat(simd.load_float(r)), simd.splat(simd.load_float(r + 4))
-        e00, o00 = simd.fma(x, low0, e00), simd.fma(y, high0, o00)
-        e01, o01 = simd.fma(x, low1, e01), simd.fma(y, high1, o01)
-        x, y = simd.splat(simd.load_float(r + stride)), simd.splat(simd.load_float(r + stride + 4))
-        e10, o10 = simd.fma(x, low0, e10), simd.fma(y, high0, o10)
-        e11, o11 = simd.fma(x, low1, e11), simd.fma(y, high1, o11)
-        x, y = simd.splat(simd.load_float(r + 2 * stride)), simd.splat(simd.load_float(r + 2 * stride + 4))
-        e20, o20 = simd.fma(x, low0, e20), simd.fma(y, high0, o20)
-        e21, o21 = simd.fma(x, low1, e21), simd.fma(y, high1, o21)
-        x, y = simd.splat(simd.load_float(r + 3 * stride)), simd.splat(simd.load_float(r + 3 * stride + 4))
-        e30, o30 = simd.fma(x, low0, e30), simd.fma(y, high0, o30)
-        e31, o31 = simd.fma(x, low1, e31), simd.fma(y, high1, o31)
-    simd.store_floats(c, simd.add(e00, o00))
-    simd.store_floats(c + 64, simd.add(e01, o01))
-    simd.store_floats(c + 128, simd.add(e10, o10))
-    simd.store_floats(c + 192, simd.add(e11, o11))
-    simd.store_floats(c + 256, simd.add(e20, o20))
-    simd.store_floats(c + 320, simd.add(e21, o21))
-    simd.store_floats(c + 384, simd.add(e30, o30))
-    simd.store_floats(c + 448, simd.add(e31, o31))
+_float32_rows = product_by_tiles(((WHOLE,),))
+_bfloat16_rows = product_by_tiles(TILE.pair_passes)
 
 
 @variant(block_product)
@@ -125,12 +116,7 @@ def _block_product(
         def float32(
             kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
         ) -> None:
-            a = inputs + row * depth * 4
-            if rows == 1:
-                _float32_one_row(a, depth, weights, sums)
-                return
-            for part in range(0, rows, 4):
-                _float32_four_rows(a + part * depth * 4, depth * 4, depth, weights, sums + part * 128)
+            _float32_rows(inputs + row * depth * 4, depth * 4, rows, depth, weights, sums)
 
         return float32
     if not uses_tiles(kernels):
@@ -138,12 +124,7 @@ def _block_product(
         def bfloat16(
             kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
         ) -> None:
-            a = inputs + row * depth * 4
-            if rows == 1:
-                _bfloat16_one_row(a, depth, weights, sums)
-                return
-            for part in range(0, rows, 4):
-                _bfloat16_four_rows(a + part * depth * 4, depth * 4, depth, weights, sums + part * 128)
+            _bfloat16_rows(inputs + row * depth * 4, depth * 4, rows, depth, weights, sums)
 
         return bfloat16
     if split_inputs(kernels):

@@ -10,6 +10,7 @@ from typing import Final
 
 SPAN: Final = 256  # keys of one softmax span; a multiple of 32. Spans start at absolute multiples of it
 ROW_BLOCK: Final = 32  # rows of one product
+SUM_BYTES: Final = ROW_BLOCK * 256  # of one product: two float32 sums for each row and each of 32 columns
 ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
 COUNTER_BYTES: Final = 64  # a task counter has a cache line of its own
 LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes

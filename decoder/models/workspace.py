@@ -105,7 +105,7 @@ class Workspace:
 
     def _set_scratch(self, threads: int, layout: KvLayout) -> None:
         frame, config = self._frame, self._config
-        lay_out_attention(frame, config.group_size, config.head_dim, (f.ROW_BLOCK + 16) * 32 * 4)
+        lay_out_attention(frame, config.group_size, config.head_dim, f.SUM_BYTES)
         self._hold(f.SCRATCH, threads * int(frame[f.SCRATCH_BYTES]))
 
     def _hold(self, index: int, num_bytes: int) -> None:

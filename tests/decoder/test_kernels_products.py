@@ -12,16 +12,17 @@ import pytest
 from numpy.typing import NDArray
 
 from decoder.kernels import amx, frame, sets, simd
-from decoder.kernels.block_products import block_product
+from decoder.kernels.block_products import block_product, product_by_tiles
 from decoder.kernels.compiled import entry
+from decoder.kernels.row_tiles import EVEN, FEW_REGISTERS, MANY_REGISTERS, ODD, WHOLE, Tile
 from decoder.kernels.rows import load_input, store_input
 from decoder.kernels.step import enter, leave
 from decoder.models.packing import Memory, pack, to_bfloat16
 from tests.decoder.amx_emulation import emulate
 
-DEPTH = 96
+DEPTH = 608  # three unequal runs of k in bfloat16, five in float32
 ROWS = 64
-ROOM = (frame.ROW_BLOCK + 16) * 32  # floats that a block product may write
+ROOM = frame.SUM_BYTES // 4  # floats that a block product may write
 # Largest error against float64, in parts of the largest sum.
 EXACTNESS = {
     sets.Float32Kernels: 1e-6,
@@ -71,7 +72,7 @@ def _operands(kernels: sets.Kernels) -> tuple[NDArray[np.float32], NDArray[Any],
     values = random.standard_normal((ROWS, DEPTH)).astype(np.float32)
     matrix = random.standard_normal((32, DEPTH)).astype(np.float32)
     matrix = (to_bfloat16(matrix).astype(np.uint32) << 16).view(np.float32)
-    memory = Memory(1 << 16)
+    memory = Memory(1 << 18)
     packed = pack(memory, matrix, not isinstance(kernels, sets.Float32Kernels))
     return values, packed, values.astype(np.float64) @ matrix.T.astype(np.float64), memory
 
@@ -94,12 +95,35 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: type[sets.Kernels]) -> No
     kernels = kind()
     values, weights, _, _memory = _operands(kernels)
     want = _product(kernels, values, weights, 32, 32)
-    for rows in (1, 2, 3, 4, 5, 15, 16, 17, 31):
+    for rows in (*range(1, 14), 15, 16, 17, 31):
         for once in (False, True):
             assert np.array_equal(_product(kernels, values, weights, 32, rows, once), want[:rows])
     alone = values.copy()
     alone[33:] = 0
     assert np.array_equal(_product(kernels, alone, weights, 32, 32)[0], want[0])
+
+
+def _by_tiles(kind: type[sets.Kernels], tile: Tile, rows: int) -> NDArray[np.float32]:
+    kernels = kind()
+    values, weights, _, _memory = _operands(kernels)
+    passes = ((WHOLE,),) if kind is sets.Float32Kernels else tile.pair_passes
+    multiply = product_by_tiles(passes, tile)
+
+    @entry
+    def call(a: int, rows: int, weights: int, sums: int) -> None:
+        multiply(a, DEPTH * 4, rows, DEPTH, weights, sums)
+
+    sums = np.zeros(ROOM, np.float32)
+    call(values.ctypes.data, rows, weights.ctypes.data, sums.ctypes.data)
+    return sums[: rows * 32]
+
+
+@pytest.mark.parametrize("kind", (sets.Float32Kernels, sets.WideKernels), ids=lambda kind: kind.__name__)
+def test_tiles_of_every_cpu_give_the_same_bits(kind: type[sets.Kernels]) -> None:
+    """The tile that a CPU's registers allow decides how fast a row is, and not what it is."""
+    want = _by_tiles(kind, MANY_REGISTERS, 32)
+    for tile in (FEW_REGISTERS, Tile(3, 1, ((EVEN, ODD),))):
+        assert np.array_equal(_by_tiles(kind, tile, 32), want)
 
 
 @entry
