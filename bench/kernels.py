@@ -3,9 +3,9 @@
     python -m bench.kernels MODEL [--dtype bfloat16|float32] [--kv-dtype float16|...] [--threads 1 2]
 
 Everything is a median in one process: wall time, and CPU time of all threads, which says more where other processes
-take the cores. The limit of a decode step is (weights + keys and values read) divided by the copy bandwidth, that of a
-prefill its products and attention divided by torch's bfloat16 matmul rate, both measured in the same run with as many
-threads. A prefill can pass its limit where torch's product of 1024 by 1024 does not reach the hardware's rate.
+take the cores. A limit is the slower of reads and arithmetic (`bench/work.py`), at the rates that
+`bench/limits.py` measures in the same run with as many threads. Where torch's products do not reach the hardware's
+rate, a prefill can pass it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from bench.limits import describe_limits, measure_limits
+from bench.work import MachineLimits, ModelWork
 from common.layout import KV_DTYPES
 from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
@@ -47,34 +48,9 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
     return median_times(action, repeats)[0]
 
 
-def prefill_operations(model: CausalLM, length: int) -> float:
-    """Operations of a causal prefill: two per weight of the layers and token, and attention's two products."""
-    config = model.config
-    per_layer = config.hidden_size * (2 * config.query_size + 2 * config.kv_size + 3 * config.intermediate_size)
-    pairs = length * (length + 1) / 2
-    return config.num_layers * (2.0 * per_layer * length + 4.0 * config.query_size * pairs)
-
-
-def copy_bandwidth(threads: int) -> float:
-    """Bytes per second read plus written by a large copy."""
-    torch.set_num_threads(threads)
-    source = torch.rand(64 << 20)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), 7)
-
-
-def read_bandwidth(threads: int) -> float:
-    """Bytes per second of a large sum."""
-    torch.set_num_threads(threads)
-    source = torch.rand(64 << 20)
-    return source.nbytes / median_seconds(source.sum, 7)
-
-
-def matmul_rate(threads: int) -> float:
-    """bfloat16 multiply-adds, counted as two operations, per second in torch."""
-    torch.set_num_threads(threads)
-    a, b = torch.randn(1024, 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
-    return 2 * 1024**3 / median_seconds(lambda: a @ b, 15)
+def least_seconds(num_bytes: float, operations: float, limits: MachineLimits) -> float:
+    """The slower of reading `num_bytes` and of the arithmetic."""
+    return max(num_bytes / limits.step_bytes_per_second, operations / limits.operations_per_second)
 
 
 def prefill_batch(tokens: NDArray[np.int32], start: int, table: NDArray[np.int32]) -> StepBatch:
@@ -107,8 +83,10 @@ def decode_batch(size: int, context: int, width: int, shared: int = 0) -> StepBa
     )
 
 
-def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], bandwidth: float, rate: float) -> None:
-    """Print prefill and decode medians of one model beside what `bandwidth` and `rate` allow."""
+def measure(
+    model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], work: ModelWork, limits: MachineLimits
+) -> None:
+    """Print prefill and decode medians of one model beside what `limits` allow."""
     random = np.random.default_rng(0)
     for length in (128, 1024, 4000):
         table = np.arange(1, -(-length // BLOCK_TOKENS) + 1, dtype=np.int32)[None]
@@ -124,21 +102,22 @@ def measure(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], ba
                     model.forward(prefill_batch(tokens[start : start + chunk], start, table), arena)
 
             seconds, processor = median_times(prefill, 3)
-            limit = prefill_operations(model, length) / rate
+            limit = least_seconds(model.weight_bytes, work.operations(length, 0), limits)
             print(
                 f"  prefill {length:5d} tokens, chunks of {chunk:5d}: {seconds * 1e3:8.1f} ms wall, "
-                f"{processor * 1e3:8.1f} ms CPU, {limit / seconds * 100:4.0f} % of the matmul limit"
+                f"{processor * 1e3:8.1f} ms CPU, {limit / seconds * 100:4.0f} % of the limit"
             )
     for context in (128, 1024):
         width = -(-context // BLOCK_TOKENS)
         for size in (1, 4, 8, 16, 32):
             batch = decode_batch(size, context, width)
             seconds, processor = median_times(functools.partial(model.forward, batch, arena), 15)
-            limit = (model.weight_bytes + size * context * model.layout.token_bytes) / bandwidth
+            num_bytes = model.weight_bytes + size * context * model.layout.token_bytes
+            limit = least_seconds(num_bytes, size * work.operations(1, context), limits)
             print(
                 f"  decode batch {size:3d}, context {context:5d}: {seconds * 1e3:8.2f} ms wall, "
                 f"{processor * 1e3:8.2f} ms CPU, "
-                f"{limit / seconds * 100:4.0f} % of the bandwidth limit, {size / seconds:7.1f} tok/s"
+                f"{limit / seconds * 100:4.0f} % of the limit, {size / seconds:7.1f} tok/s"
             )
     measure_sharing(model, arena)
 
@@ -171,17 +150,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     for threads in arguments.threads:
-        copy, read, rate = copy_bandwidth(threads), read_bandwidth(threads), matmul_rate(threads)
-        print(
-            f"{threads} threads: copy {copy / 1e9:.1f} GB/s, read {read / 1e9:.1f} GB/s, bf16 {rate / 1e12:.2f} TFLOP/s"
-        )
+        print(f"{threads} threads")
         start = time.perf_counter()
         model = load_model(arguments.model, arguments.dtype, BLOCK_TOKENS, arguments.kv_dtype, threads)
         loaded = time.perf_counter()
         arena = private_arena(model.layout, 32 * 65)
         model.warm_up(arena)
         print(f"  load {loaded - start:.1f} s, warm-up {time.perf_counter() - loaded:.1f} s")
-        measure(model, arena, copy, rate)
+        work = ModelWork(model.config, model.layout)
+        limits = measure_limits(work, arguments.dtype, threads)
+        print(f"  {describe_limits(limits)}")
+        measure(model, arena, work, limits)
         model.close()
 
 
