@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ MODULES: Final = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj",
 )  # fmt: skip
 MAX_RANK: Final = 512
+MAX_BASE_NAME: Final = 256  # characters of it that are told
 MAX_CONFIG_BYTES: Final = 1 << 20
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")  # ways to begin that change the base's weights as well
 
@@ -30,11 +32,12 @@ _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")  # ways to begin tha
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """rank: columns of A and rows of B; scale: what B A is multiplied by; modules: named ones, None where a pattern
-    names them, so that the tensors tell."""
+    names them, so that the tensors tell; base_model: the name of the model that it was made for, for people to read."""
 
     rank: int
     scale: float
     modules: frozenset[str] | None
+    base_model: str = ""
 
 
 def read_adapter_config(directory: Path) -> AdapterConfig:
@@ -85,7 +88,7 @@ def parse_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
         raise _setting("lora_alpha", alpha, "a finite number > 0")
     # Rank-stabilised (Kalajdzievski 2023): the scale falls with the root of the rank.
     scale = alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
-    return AdapterConfig(rank, scale, _modules(values.get("target_modules")))
+    return AdapterConfig(rank, scale, _modules(values.get("target_modules")), _base_model(values))
 
 
 def _modules(targets: Any) -> frozenset[str] | None:
@@ -97,6 +100,15 @@ def _modules(targets: Any) -> frozenset[str] | None:
     for name in sorted(modules - set(MODULES)):
         raise _setting("target_modules", name, f"of {', '.join(MODULES)}")
     return modules
+
+
+def _base_model(values: Mapping[str, Any]) -> str:
+    """The last part of a path: where a model lay on the machine that trained is nobody's business."""
+    name = values.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name.isprintable():
+        return ""
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name
+    return (re.split(r"[/\\]", name.rstrip("/\\"))[-1] if is_path else name)[:MAX_BASE_NAME]
 
 
 def _setting(name: str, value: Any, allowed: str) -> InvalidArgument:

@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 
+from common.adapter_folder import AdapterFolder
 from common.addresses import is_local
 from common.config import Options
 from common.credentials import read_secret
@@ -56,7 +57,8 @@ class Gateway:
         tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
         self._server = make_server([tenants, ErrorInterceptor()])
         branches = Branches(self._daemon)
-        service = InferenceService(self._pool, self._prompts, self._admission, branches, time.monotonic)
+        adapters = AdapterFolder(options.adapters_path)
+        service = InferenceService(self._pool, self._prompts, self._admission, branches, time.monotonic, adapters)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         self._credentials = credentials
         self._health: Health | None = None

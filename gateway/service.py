@@ -6,14 +6,17 @@ by gRPC; the caller's tenant was named by `gateway/auth.py` before.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from common.adapter_folder import AdapterFolder
 from common.errors import TesseraError
 from common.logs import get_logger
+from gateway.adapters import list_adapters
 from gateway.admission import Admission
 from gateway.auth import current_caller
 from gateway.decode_stream import DecodeStream
@@ -39,12 +42,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         admission: Admission,
         branches: Branches,
         clock: Callable[[], float],
+        adapters: AdapterFolder,
     ) -> None:
         self._pool = pool
         self._branches = branches
         self._prompts = prompts
         self._admission = admission
         self._clock = clock
+        self._adapters = adapters
 
     async def Generate(  # noqa: N802 - the contract's name
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -115,6 +120,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """What is served now."""
+        with self._admission.hold(current_caller().tenant):
+            adapters = await asyncio.to_thread(list_adapters, self._adapters)
         models = [
             inference_pb2.Model(
                 name=model.name,
@@ -123,6 +130,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 block_tokens=model.block_tokens,
                 dtype=model.dtype,
                 kv_dtype=model.kv_dtype,
+                adapters=adapters,
             )
             for model in self._pool.models()
         ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from common.paths import StatePaths
 from common.tokens import unpack_tokens
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2 as pb
@@ -23,6 +25,7 @@ from tests.gateway.support import (
     request,
     tiny_tokenizer,
 )
+from tests.tiny_adapters import adapter_config, write_adapter
 
 ANSWER = "Once upon a time aab there was 한국 👨‍👩‍👧 a machine"
 
@@ -100,6 +103,10 @@ async def test_prompts_as_ids_and_as_chat_reach_the_decoder() -> None:
         assert reply.text == "한" + "\ufffd"
         models = (await stub.ListModels(pb.ListModelsRequest())).models
         assert list(models) == [here.decoder.model]
+        folder = StatePaths(here.state_dir).adapters_dir
+        write_adapter(folder / "sql", adapter_config(4, ["q_proj"]), {"x": np.zeros(1, np.float32)})
+        models = (await stub.ListModels(pb.ListModelsRequest())).models
+        assert [(item.name, item.base_model, item.rank) for item in models[0].adapters] == [("sql", "tiny", 4)]
 
 
 @async_test
