@@ -166,7 +166,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
     new = state.allocate(need.fresh - need.wider, owner) if not need.wider else NO_BLOCKS
     if prefix is not None and need.wider:
-        wider = state.allocate(need.wider, state.owner_of(prefix.owner))
+        wider = state.allocate(need.wider, state.owner_of(prefix.owner), asking=owner)
         new = np.concatenate((wider, state.allocate(need.fresh - need.wider, owner)))
     tree, prefix_tree = trees_of(state, owner, ask.root, begin.key, prefix, begin.prefix_blocks)
     table = np.concatenate((blocks, new)) if len(blocks) else new

@@ -137,7 +137,7 @@ def _privatise(state: CacheState, lease: Lease) -> CopyPlan | None:
         lease.committed = 0
         lease.num_published = place
     # The table's hold on the old block becomes the pin of the copy.
-    target = int(state.allocate(1, owner_at(lease, place))[0])
+    target = int(state.allocate(1, owner_at(lease, place), asking=lease.owner)[0])
     lease.copy = CopyPlan(int(lease.table[place]), target, rest)
     lease.table[place] = target
     lease.granted = lease.sealed

@@ -160,7 +160,8 @@ class Quotas:
 
     def budgets(self, owner: int, wanted: int, missing: int) -> Iterator[dict[int, int]]:
         """From whom the `missing` ones of `wanted` blocks for `owner` may be taken, and how many from each: first those
-        above their share, as it itself may be with them; then all. What was taken meanwhile is seen."""
+        above their share, as it itself may be with them; then all, down to their floors. What was taken meanwhile is
+        seen."""
         active = [number for number in self._charged if number != NO_OWNER and self._charged[number]]
         if len(active) > 1:
             shares = self._shares_with(owner)
@@ -172,8 +173,6 @@ class Quotas:
             number: missing if number == owner else min(missing, self._spare(number, self._floors.get(number, 0)))
             for number in active
         }
-        # Blocks that hang below another owner's can be out of reach until those went: nobody is refused for that.
-        yield dict.fromkeys(active, missing)
 
     def _shares_with(self, owner: int) -> dict[int, int]:
         """The shares of all owners that have blocks, and of this one."""

@@ -26,6 +26,7 @@ from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
 from cachemgr.recent import RecentAdmissions
 from cachemgr.recorder import Recorder
+from cachemgr.tails import clear_tails
 from cachemgr.waiting import Waits
 from common.errors import ResourceExhausted, Unavailable
 
@@ -125,17 +126,20 @@ class CacheState:
                 "this allocation was made to fail", subject="blocks", needed=count, usable=room, reason="POOL_FULL"
             )
 
-    def allocate(self, count: int, owner: int) -> BlockRun:
+    def allocate(self, count: int, owner: int, asking: int | None = None) -> BlockRun:
         """`count` blocks, each held once, evicting as far as needed. The caller has checked that there is room, also
-        below the owner's ceiling."""
+        below the owner's ceiling; for `asking`, where those of a wider scope are for one of its tenants."""
         self.keep_ceiling(owner, count)
         if count > self.pool.num_free:
             self.expire()
         if count > self.pool.num_free:
-            for budgets in self.quotas.budgets(owner, count, count - self.pool.num_free):
+            payer = owner if asking is None else asking
+            for budgets in self.quotas.budgets(payer, count, count - self.pool.num_free):
                 self.evict(count - self.pool.num_free, budgets, owner=owner)
                 if count <= self.pool.num_free:
                     break
+            else:
+                clear_tails(self, count, owner)
         blocks = self.pool.allocate(count, owner)
         if self.journal is not None and count:
             self.journal.given(blocks, self.book.current)
@@ -151,16 +155,16 @@ class CacheState:
         """Drops up to `count` cached blocks in the order of the queue, of each owner at most its budget; returns how
         many. `owner` is who needs the room."""
         self.index.forest.ghosts.stamp = (self.now_ns, owner, cause)
-        return self._drop_idle(self.index.evict(budgets, count), cause)
+        return self.drop_idle(self.index.evict(budgets, count), cause)
 
     def expire(self) -> int:
         """Drops the cached blocks whose time is over; returns how many."""
         if self.frozen:
             return 0
         self.index.forest.ghosts.stamp = (self.now_ns, NO_OWNER, "expired")
-        return self._drop_idle(expire(self.index, self.now_ns), "expired")
+        return self.drop_idle(expire(self.index, self.now_ns), "expired")
 
-    def _drop_idle(self, blocks: BlockRun, cause: str) -> int:
+    def drop_idle(self, blocks: BlockRun, cause: str) -> int:
         """Frees cached blocks that the index has just unlisted."""
         self.forget_names(blocks)
         self.note_unlisted(blocks, cause)

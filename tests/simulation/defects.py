@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pytest import MonkeyPatch
 
-from cachemgr import admission, branches, kept, layers, radix, reports, resuming, sealing, upkeep
+from cachemgr import admission, branches, kept, layers, radix, reports, resuming, sealing, state, upkeep
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
 from cachemgr.journal import IndexJournal
@@ -272,6 +272,16 @@ def floors_are_not_shielded(patch: MonkeyPatch) -> None:
     patch.setattr(Quotas, "_spare", lambda quotas, other, floor: quotas._idle.get(other, 0))
 
 
+def the_last_resort_takes_whatever_is_oldest(patch: MonkeyPatch) -> None:
+    """Where tails stand before room, blocks of a tenant at its floor go that are no tails."""
+
+    def take(found: CacheState, count: int, owner: int) -> None:
+        missing = count - found.pool.num_free
+        found.evict(missing, dict.fromkeys(range(1, len(found.tenant_names)), missing), owner=owner)
+
+    patch.setattr(state, "clear_tails", take)
+
+
 def ceilings_are_not_checked(patch: MonkeyPatch) -> None:
     """A tenant takes what it can get."""
     patch.setattr(Quotas, "left", lambda quotas, owner, reserved=0: 1 << 30)
@@ -410,6 +420,7 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
+    the_last_resort_takes_whatever_is_oldest,
     blocks_are_free_before_the_journal_forgets_them,
     ceilings_are_not_checked,
     a_break_ends_the_lease_sooner,

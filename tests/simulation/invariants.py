@@ -124,13 +124,19 @@ class Invariants:
             tenant_number(names[owner]): n for owner, n in enumerate(np.bincount(pool.owner[used]).tolist()) if owner
         }
 
-    def has_layers(self) -> bool:
-        """Whether anything hangs below a wider scope's blocks."""
-        return any(tree.anchor is not None for tree in self._state.index.forest.trees.values())
+    def safe_from_others(self) -> dict[int, int]:
+        """What each tenant has that a floor must keep: all but tails below blocks of a wider scope that nobody or
+        only kept branches hold: those blocks count as room, and are out of reach until the tails went."""
+        state, found = self._state, self.charged()
+        for node in state.index.forest.nodes.values():
+            if node.tree.anchor is not None:
+                holds = state.kept.holds[node.blocks]
+                idle = int(np.count_nonzero(state.pool.references[node.blocks] == holds + 1))
+                found[tenant_number(state.tenant_names[node.tree.owner])] -= idle
+        return found
 
     def kept_floors(self, before: dict[int, int], actor: int) -> None:
-        """8: an acquire of `actor` has pushed nobody else below a floor. Not asked where something hangs below a wider
-        scope's blocks: these count as room, and are out of reach until what hangs there went."""
+        """8: an acquire of `actor` has pushed nobody else below a floor; `before` is what was `safe_from_others`."""
         after = self.charged()
         for tenant, quota in enumerate(self._world.scenario.quotas, 1):
             if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
