@@ -20,6 +20,7 @@ from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceI
 
 Arena = NDArray[Any]  # float32 or uint16 [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim]
 POOL_FULL = "POOL_FULL"
+OVER_CEILING = "QUOTA_EXCEEDED"
 
 
 def _no_blocks() -> IntArray:

@@ -21,6 +21,7 @@ from common.logs import get_logger
 from decoder.absence import Absence, replace_blocks
 from decoder.beams import blocks_of_group
 from decoder.cache_api import (
+    OVER_CEILING,
     POOL_FULL,
     AbortAsked,
     AbortDone,
@@ -285,7 +286,16 @@ class Intake:
         if isinstance(message.error, ResourceExhausted) and message.error.reason == POOL_FULL:
             self._scheduler.queue.full(sequence, in_turn=in_turn)
         else:
+            self._hint(sequence, message.error)
             self._committer.fail_sequence(sequence, message.error)
+
+    def _hint(self, sequence: Sequence, error: TesseraError) -> None:
+        # Where others of the tenant run, their ends make room below its ceiling; when, the rate of admissions tells.
+        tenant, scheduler = sequence.request.tenant, self._scheduler
+        others = (other for other in scheduler.running if other.request is not sequence.request)
+        if error.reason == OVER_CEILING and any(other.request.tenant == tenant for other in others):
+            waiting = max(1, len(scheduler.queue.waiting))
+            error.retry_after_seconds = self._rate.retry_seconds(waiting, self._clock_ns())
 
     def _reported(self, message: Reported) -> None:
         credit = self._scheduler.credit
@@ -306,5 +316,6 @@ class Intake:
                     holder.drop_lease()
                     if not over_quota:
                         error = Internal("the cache manager ended this request's lease")
+                    self._hint(holder, error)
                     self._committer.fail_sequence(holder, error)
         self._reporter.applied(message.revision, changed=bool(message.replacements or message.refused))

@@ -97,6 +97,7 @@ def test_growth_above_the_ceiling_ends_with_numbers() -> None:
     first.finish(2)
     refused = first.sink.failed[2]
     assert isinstance(refused, ResourceExhausted) and (refused.needed, refused.usable) == (4, 3)
+    assert error.retry_after_seconds is refused.retry_after_seconds is None, "nothing of the tenant ends"
     first.assert_quiet()
 
 
@@ -114,6 +115,7 @@ def test_of_streams_that_reach_the_ceiling_together_the_last_ends() -> None:
     error = node.sink.failed[1]
     assert isinstance(error, ResourceExhausted)
     assert (error.reason, error.needed, error.usable) == ("QUOTA_EXCEEDED", 1, 0)
+    assert error.retry_after_seconds, "the end of the other makes room"
     node.assert_quiet()
 
 
