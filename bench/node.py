@@ -28,11 +28,12 @@ STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send requests, and the tenant key to send with them (never printed)."""
+    """Where to send requests, and the tenant key to send with them (never printed). A started node has `logs`."""
 
     target: str
     key: str
     started: bool
+    logs: Path | None = None
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +82,7 @@ def started_node(setting: Setting, flags: Sequence[str]) -> Iterator[Endpoint]:
                 supervisor.start(READY_SECONDS)
             except CommandError as error:
                 raise CommandError("\n".join([*said[-20:], error.message])) from None
-            yield Endpoint(listen, read_secret(node.paths.default_key), started=True)
+            yield Endpoint(listen, read_secret(node.paths.default_key), started=True, logs=node.paths.logs_dir)
         finally:
             supervisor.stop(STOP_SECONDS)
 

@@ -37,7 +37,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()  # untyped where it is not installed
+    return loop
 
 
 def run_service(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> int:

@@ -264,7 +264,7 @@ class Intake:
         if not self._conversations.begin(sequence, message):
             return
         active, now_ns = self._requests.of(sequence), self._clock_ns()
-        if active.admitted_ns is None:
+        if active.moments.admitted_ns is None:
             self._rate.admitted(now_ns)
         active.admit(message.cached_tokens, now_ns)
         if in_turn:

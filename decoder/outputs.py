@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -24,15 +24,44 @@ class EndReason(Enum):
     LENGTH = "length"
 
 
+Point = Literal["asked_ns", "admitted_ns", "copied_ns", "begun_ns", "computed_ns"]
+
+
+@dataclass(slots=True)
+class Moments:
+    """When a request passed each point on its way to its first token, by the engine's clock; None where it did not.
+
+    queued: it was checked and waits for the engine    asked: its lease was asked for    admitted: the engine has that
+    copied: its copy-on-write was run (or it had none)    begun: the first step that computes it began
+    computed: the step that gave its first token ended
+    """
+
+    queued_ns: int
+    asked_ns: int | None = None
+    admitted_ns: int | None = None
+    copied_ns: int | None = None
+    begun_ns: int | None = None
+    computed_ns: int | None = None
+
+    def note(self, point: Point, now_ns: int) -> None:
+        """It passes a point now; what comes after a preemption changes nothing."""
+        if getattr(self, point) is None:
+            setattr(self, point, now_ns)
+
+    @property
+    def waited_ns(self) -> int:
+        """From submission to first admission."""
+        return 0 if self.admitted_ns is None else self.admitted_ns - self.queued_ns
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request got its first token. `queue_ns` is from submission to first admission; `prompt_tokens` counts the kept
-    conversation that it continues too, `base_tokens` are the last ones of that. `prompt_logprobs`, where asked for, are
-    those of every token of `prompt` but the first."""
+    """A request got its first token. `prompt_tokens` counts the kept conversation that it continues too, `base_tokens`
+    are the last ones of that. `prompt_logprobs`, where asked for, are of every token of `prompt` but the first."""
 
     number: RequestNumber
     cached_tokens: int
-    queue_ns: int
+    moments: Moments
     prompt_tokens: int = 0
     base_tokens: tuple[int, ...] = field(default=(), repr=False)
     prompt_logprobs: tuple[Logprobs, ...] = field(default=(), repr=False)

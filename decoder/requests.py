@@ -13,6 +13,8 @@ from common.errors import AlreadyExists, TesseraError
 from decoder.outputs import (
     EndReason,
     Handle,
+    Moments,
+    Point,
     RequestEnded,
     RequestFailed,
     SampleEnded,
@@ -30,15 +32,14 @@ class ActiveRequest:
     """One request that has not ended."""
 
     __slots__ = (
-        "accepted", "admitted_ns", "base_tokens", "cached_tokens", "consumed", "cow_copies", "drafted", "generated",
-        "has_started", "is_open", "is_paused", "open_samples", "request", "scores", "sequences", "sink", "submitted_ns",
+        "accepted", "base_tokens", "cached_tokens", "consumed", "cow_copies", "drafted", "generated", "has_started",
+        "is_open", "is_paused", "moments", "open_samples", "request", "scores", "sequences", "sink",
     )  # fmt: skip
 
     def __init__(self, request: Request, sink: Sink, now_ns: int) -> None:
         self.request = request
         self.sink = sink
-        self.submitted_ns = now_ns
-        self.admitted_ns: int | None = None
+        self.moments = Moments(now_ns)
         self.cached_tokens = 0
         self.base_tokens: tuple[int, ...] = ()
         self.has_started = False
@@ -56,8 +57,8 @@ class ActiveRequest:
 
     def admit(self, cached_tokens: int, now_ns: int) -> None:
         """The first admission; later ones change nothing."""
-        if self.admitted_ns is None:
-            self.admitted_ns = now_ns
+        if self.moments.admitted_ns is None:
+            self.moments.admitted_ns = now_ns
             self.cached_tokens = cached_tokens
 
 
@@ -111,6 +112,13 @@ class RequestTable:
         if active is not None:
             active.sequences.remove(sequence)
 
+    def note(self, point: Point, sequences: Iterable[Sequence], now_ns: int) -> None:
+        """The requests of these sequences pass a point on the way to their first tokens."""
+        for sequence in sequences:
+            active = self._owners.get(sequence.sequence_id)
+            if active is not None and not active.has_started:
+                active.moments.note(point, now_ns)
+
     def read(self, active: ActiveRequest, tokens: int) -> None:
         """The client has read `tokens` tokens in all; never goes back."""
         active.consumed = max(active.consumed, tokens)
@@ -123,12 +131,11 @@ class RequestTable:
         result, number = self._result(active.sink), active.request.number
         if not active.has_started:
             active.has_started = True
-            admitted_ns = active.admitted_ns if active.admitted_ns is not None else active.submitted_ns
             result.started.append(
                 Started(
                     number,
                     active.cached_tokens,
-                    admitted_ns - active.submitted_ns,
+                    active.moments,
                     len(active.request.prompt),
                     active.base_tokens,
                     () if active.scores is None else tuple(active.scores.values),

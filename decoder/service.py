@@ -18,7 +18,7 @@ from common.errors import InvalidArgument, ResourceExhausted, Unavailable
 from common.interceptors import failure_fields
 from decoder.adapter_pool import AdapterPool
 from decoder.engine import Engine
-from decoder.outputs import EndReason, SampleToken, StepResult
+from decoder.outputs import EndReason, Moments, SampleToken, StepResult
 from decoder.sampler import Logprobs
 from decoder.sequence import RequestNumber
 from decoder.submissions import Submissions
@@ -150,13 +150,14 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
         output.started.add(
             request=started.number,
             cached_tokens=started.cached_tokens,
-            queue_nanoseconds=max(0, started.queue_ns),
+            queue_nanoseconds=max(0, started.moments.waited_ns),
             base_tokens=started.base_tokens,
             prompt_tokens=started.prompt_tokens,
             prompt_logprobs=[
                 _token_logprob(token, value)
                 for token, value in zip(started.prompt[1:].tolist(), started.prompt_logprobs, strict=False)
             ],
+            moments=_moments(started.moments),
         )
     for token in result.tokens:
         _add_token(output, token)
@@ -184,6 +185,17 @@ def add_result(output: decode_pb2.StepOutput, result: StepResult) -> None:
             retry_after_nanoseconds=0 if retry is None else int(retry * 1e9),
             **failure_fields(failed.error),
         )
+
+
+def _moments(moments: Moments) -> decode_pb2.Moments:
+    return decode_pb2.Moments(
+        queued_nanoseconds=moments.queued_ns,
+        asked_nanoseconds=moments.asked_ns or 0,
+        admitted_nanoseconds=moments.admitted_ns or 0,
+        copied_nanoseconds=moments.copied_ns or 0,
+        begun_nanoseconds=moments.begun_ns or 0,
+        computed_nanoseconds=moments.computed_ns or 0,
+    )
 
 
 def _add_token(output: decode_pb2.StepOutput, token: SampleToken) -> None:

@@ -236,6 +236,7 @@ class StepLoop:
                 will_keep=request.keep_seconds > 0,
                 adapter_digest=request.adapter_digest,
             )
+            self.requests.note("asked_ns", [sequence], self._clock_ns())
             self._client.send(session, command)
 
     def _run_copies(self) -> None:
@@ -248,6 +249,7 @@ class StepLoop:
         sequences, self.intake.copies = self.intake.copies, []
         try:
             self._committer.run_copies(sequences, arena)
+            self.requests.note("copied_ns", sequences, self._clock_ns())
         except Exception as error:  # noqa: BLE001 - fails the requests that needed the copies alone
             self._step_failed(sequences, error)
 
@@ -255,18 +257,22 @@ class StepLoop:
         arena = self.intake.arena
         if arena is None:
             return
-        sequences = [*plan.decodes, *(sequence for sequence, _ in plan.chunks)]
+        prefilled = [sequence for sequence, _ in plan.chunks]
+        sequences = [*plan.decodes, *prefilled]
         if self.options.step_delay_seconds:
             self._pause(self.options.step_delay_seconds)
         self._speculator.draft(plan)
         try:
             work = self._runner.build(plan)
             self._structures.begin(work.sampled)
+            self.requests.note("begun_ns", prefilled, self._clock_ns())
             logits = self._model.forward(work.batch, arena)
             score_prompts(work.scored, logits)
             work = self._structures.ready(work)
             draws = draw_tokens(work, logits, self.requests)
             expansions = self._committer.beams.expand(work, logits)
+            firsts = [sequence for sequence, _ in work.sampled if not sequence.num_generated]
+            self.requests.note("computed_ns", firsts, self._clock_ns())
         except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
             self._step_failed(sequences, error)
             return

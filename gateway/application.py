@@ -54,7 +54,7 @@ class Gateway:
             options.queue_total + options.max_batch * options.decoders,
             options.max_queue + options.max_batch * options.decoders,
         )
-        tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic))
+        tenants = TenantInterceptor(DaemonAuthenticator(self._daemon, time.monotonic), time.monotonic)
         self._server = make_server([tenants, ErrorInterceptor()])
         branches = Branches(self._daemon)
         adapters = AdapterFolder(options.adapters_path)

@@ -140,6 +140,7 @@ def _away() -> Unavailable:
 
 
 _caller: ContextVar[Caller] = ContextVar("tessera_caller")
+_arrival: ContextVar[float] = ContextVar("tessera_arrival")
 
 
 def current_caller() -> Caller:
@@ -150,16 +151,24 @@ def current_caller() -> Caller:
     return caller
 
 
+def arrival_time() -> float:
+    """When the call that this task serves arrived, in seconds of the gateway's clock: before its credential was checked
+    and its message read."""
+    return _arrival.get()
+
+
 class TenantInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc,unused-ignore]
     """Refuses every call without a known credential, before its request is read, and names the caller to the rest."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, clock: Callable[[], float]) -> None:
         self._authenticator = authenticator
+        self._clock = clock
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Pass a call on or refuse it."""
         if handler_call_details.method.startswith(HEALTH_PREFIX):
             return await continuation(handler_call_details)
+        _arrival.set(self._clock())
         try:
             caller = await self._authenticator.authenticate(bearer_of(handler_call_details.invocation_metadata))
         except TesseraError as error:

@@ -14,6 +14,7 @@ from typing import Final
 
 from common.errors import Internal, TesseraError
 from gateway.outbox import Outbox
+from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
 REPORT_TOKENS: Final = 32
@@ -23,13 +24,14 @@ _SLACK_TOKENS: Final = 64  # a step may bring several tokens past the window
 @dataclass(frozen=True, slots=True)
 class Start:
     """The request was admitted. `base_tokens` are the last of the kept conversation that it continues, `prompt_tokens`
-    counts all of that (0: not said)."""
+    counts all of that (0: not said). `moments` of its way there are for the log."""
 
     cached_tokens: int
     queue_seconds: float
     prompt_tokens: int = 0
     base_tokens: tuple[int, ...] = field(default=(), repr=False)
     prompt_logprobs: tuple[inference_pb2.TokenLogprob, ...] = field(default=(), repr=False)
+    moments: decode_pb2.Moments = field(default_factory=decode_pb2.Moments)
 
 
 @dataclass(frozen=True, slots=True)

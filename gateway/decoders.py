@@ -241,6 +241,7 @@ def _dispatch(link: _Link, step: decode_pb2.StepOutput) -> None:
             started.prompt_tokens,
             tuple(started.base_tokens),
             tuple(started.prompt_logprobs),
+            started.moments,
         )
     for gained in step.tokens:
         of(gained.request).add_tokens(gained.index, gained.token_ids, gained.logprobs)

@@ -20,6 +20,7 @@ from gateway.sample import Sample
 from gateway.sessions import handle_bytes, handle_text
 from gateway.stops import StopAutomaton, StopScanner
 from gateway.validation import Plan
+from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 
 CONFIRM_SECONDS: Final = 10.0  # how long a decoder may take to confirm samples that were ended here
@@ -58,7 +59,7 @@ class Generation:
         ]
         self._stream = stream
         self._plan = plan
-        self._request_id = request_id
+        self.request_id = request_id
         self._tenant = tenant
         self._prompt_tokens = prompt_tokens
         self._goes_on = bool(plan.session.handle) and not prompt_tokens
@@ -97,11 +98,28 @@ class Generation:
     def counters(self) -> dict[str, object]:
         """What a log may say of this request."""
         return {
-            "request_id": self._request_id,
+            "request_id": self.request_id,
             "tenant": self._tenant,
             "prompt_tokens": self._prompt_tokens,
             "cached_tokens": 0 if self._start is None else self._start.cached_tokens,
             "completion_tokens": self.completion_tokens,
+        }
+
+    def moments(self) -> dict[str, int]:
+        """When it passed each point on its way to its first token, in nanoseconds of the machine's monotonic clock; 0
+        where it did not."""
+        at = decode_pb2.Moments() if self._start is None else self._start.moments
+        first = 0.0 if self._first_token is None else self._first_token
+        return {
+            "arrived_ns": int(self._arrival.arrived * 1e9),
+            "submitted_ns": int(self._arrival.submitted * 1e9),
+            "queued_ns": at.queued_nanoseconds,
+            "asked_ns": at.asked_nanoseconds,
+            "admitted_ns": at.admitted_nanoseconds,
+            "copied_ns": at.copied_nanoseconds,
+            "begun_ns": at.begun_nanoseconds,
+            "computed_ns": at.computed_nanoseconds,
+            "first_token_ns": int(first * 1e9),
         }
 
     @property
@@ -116,7 +134,7 @@ class Generation:
             async with asyncio.timeout(CONFIRM_SECONDS):
                 return await self._stream.next()
         except (TimeoutError, TesseraError) as error:
-            get_logger().warning("end_unconfirmed", request_id=self._request_id, error=type(error).__name__)
+            get_logger().warning("end_unconfirmed", request_id=self.request_id, error=type(error).__name__)
             return Update(end=RequestEnd(cow_copies=0))
 
     def _apply(self, update: Update) -> list[pb.GenerateResponse]:
@@ -204,7 +222,7 @@ class Generation:
             await self._cut(handle_bytes(finished.session_handle), given)
             finished.session_tokens = given
         except TesseraError as error:
-            get_logger().warning("session_not_cut", request_id=self._request_id, reason=error.reason)
+            get_logger().warning("session_not_cut", request_id=self.request_id, reason=error.reason)
             finished.ClearField("session_handle")
             finished.ClearField("session_tokens")
 
@@ -215,7 +233,7 @@ class Generation:
 
     def _accepted(self, start: Start) -> pb.Accepted:
         return pb.Accepted(
-            request_id=self._request_id,
+            request_id=self.request_id,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=start.cached_tokens,
             prompt_logprobs=start.prompt_logprobs,

@@ -18,7 +18,7 @@ from common.errors import TesseraError
 from common.logs import get_logger
 from gateway.adapters import list_adapters
 from gateway.admission import Admission
-from gateway.auth import current_caller
+from gateway.auth import arrival_time, current_caller
 from gateway.decode_stream import DecodeStream
 from gateway.decoder_pool import DecoderPool
 from gateway.decoders import DecoderModel
@@ -69,10 +69,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 raise
             finally:
                 stream.close()
-                get_logger().info("request_left", outcome=outcome, **generation.counters())
+                log = get_logger()
+                log.info("request_left", outcome=outcome, **generation.counters())
+                log.debug("first_token_timed", request_id=generation.request_id, **generation.moments())
 
     async def _begin(self, request: inference_pb2.GenerateRequest) -> tuple[Generation, DecodeStream]:
-        arrived = self._clock()
+        arrived = arrival_time()
         caller = current_caller()
         model = self._pool.find_model(request.model)
         limits = _limits(model)

@@ -17,7 +17,7 @@ from common.errors import ResourceExhausted
 from common.interceptors import BearerInterceptor, ErrorInterceptor
 from common.rpc import MAX_MESSAGE_BYTES, bind, make_server, open_channel, unix_target
 from common.tokens import pack_tokens
-from decoder.outputs import SampleToken, Started, StepResult
+from decoder.outputs import Moments, SampleToken, Started, StepResult
 from decoder.prompt_logprobs import MAX_ENTRIES
 from decoder.sampler import Logprobs
 from decoder.sequence import RequestNumber
@@ -149,6 +149,8 @@ def test_requests_on_one_stream_get_their_tokens_and_one_end() -> None:
             assert [item.reason for item in finished] == [inference_pb2.FINISH_REASON_LENGTH]
             started = [item for step in gateway.steps for item in step.started if item.request == number]
             assert len(started) == 1 and started[0].queue_nanoseconds > 0
+            moments = [value for _, value in started[0].moments.ListFields()]
+            assert len(moments) == 6 and moments == sorted(moments)  # the fields are in the order of the way
         item = gateway.steps[0].tokens[0]
         assert len(item.logprobs[0].top) == 2 and item.logprobs[0].token_id == item.token_ids[0]
 
@@ -317,7 +319,7 @@ def test_log_probabilities_of_many_prompts_are_told_in_several_messages() -> Non
 
     async def body() -> None:
         stream = GatewayStream(asyncio.get_running_loop())
-        starts = [Started(RequestNumber(n), 0, 0, tokens, (), values, prompt) for n in range(12)]
+        starts = [Started(RequestNumber(n), 0, Moments(0), tokens, (), values, prompt) for n in range(12)]
         gains = [SampleToken(RequestNumber(n), 0, 5, None) for n in range(12)]
         stream.deliver(StepResult(started=starts, tokens=gains))
         stream.deliver(StepResult(tokens=gains))

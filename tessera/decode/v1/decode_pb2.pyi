@@ -120,20 +120,38 @@ class StepOutput(_message.Message):
     def __init__(self, started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[SampleFinished, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[RequestEnded, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RequestFailed, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request", "cached_tokens", "queue_nanoseconds", "base_tokens", "prompt_tokens", "prompt_logprobs")
+    __slots__ = ("request", "cached_tokens", "queue_nanoseconds", "base_tokens", "prompt_tokens", "prompt_logprobs", "moments")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
     request: int
     cached_tokens: int
     queue_nanoseconds: int
     base_tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]
-    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ..., base_tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+    moments: Moments
+    def __init__(self, request: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_nanoseconds: _Optional[int] = ..., base_tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprob, _Mapping]]] = ..., moments: _Optional[_Union[Moments, _Mapping]] = ...) -> None: ...
+
+class Moments(_message.Message):
+    __slots__ = ("queued_nanoseconds", "asked_nanoseconds", "admitted_nanoseconds", "copied_nanoseconds", "begun_nanoseconds", "computed_nanoseconds")
+    QUEUED_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASKED_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    queued_nanoseconds: int
+    asked_nanoseconds: int
+    admitted_nanoseconds: int
+    copied_nanoseconds: int
+    begun_nanoseconds: int
+    computed_nanoseconds: int
+    def __init__(self, queued_nanoseconds: _Optional[int] = ..., asked_nanoseconds: _Optional[int] = ..., admitted_nanoseconds: _Optional[int] = ..., copied_nanoseconds: _Optional[int] = ..., begun_nanoseconds: _Optional[int] = ..., computed_nanoseconds: _Optional[int] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("request", "index", "token_ids", "logprobs")
