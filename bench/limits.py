@@ -169,11 +169,13 @@ def measure_limits(work: ModelWork, dtype: str, threads: int, repeats: int = 7) 
     """
     kinds = [torch.float32] + [torch.bfloat16] * (dtype == "bfloat16")  # without instructions for it bfloat16 is slower
     memory = measure_memory(work.weight_bytes, threads, repeats)
-    matmul = [
-        measure_matmul(layer_shapes(work), rows, kind, threads, repeats, f"a layer, {rows} rows")
-        for rows in PREFILL_ROWS
-        for kind in kinds
-    ]
+    matmul: list[Rate] = []
+    for rows in PREFILL_ROWS:
+        label = f"a layer, {rows} rows"
+        found = [measure_matmul(layer_shapes(work), rows, kind, threads, repeats, label) for kind in kinds]
+        # A type that is far behind at few rows would take minutes at many.
+        kinds = [kind for kind, rate in zip(kinds, found, strict=True) if 4 * rate.best > max(r.best for r in found)]
+        matmul += found
     return MachineLimits(max(rate.best for rate in memory), max(rate.best for rate in matmul))
 
 

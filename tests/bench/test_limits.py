@@ -51,3 +51,18 @@ def test_the_bench_prints_its_tables(tiny_gguf: Path, common_options: list[str],
     measured = limits.measure_limits(work, "float32", 1, repeats=2)
     assert measured.step_bytes_per_second > 0.0
     assert measured.operations_per_second > 0.0
+
+
+def test_a_type_far_behind_is_timed_at_few_rows_alone(tiny_gguf: Path, monkeypatch) -> None:
+    """Where bfloat16 is ten times slower, only the smallest product is timed in it, and float32 gives the limit."""
+    seen: list[tuple[int, torch.dtype]] = []
+
+    def measure(shapes, rows, dtype, threads, repeats, label) -> limits.Rate:
+        seen.append((rows, dtype))
+        return limits.Rate("matmul", label, threads, (10.0 if dtype is torch.float32 else 1.0,))
+
+    monkeypatch.setattr(limits, "measure_matmul", measure)
+    work = ModelWork(*model_shape(Setting(tiny_gguf, "bfloat16", 1, None)))
+    assert limits.measure_limits(work, "bfloat16", 1, repeats=1).operations_per_second == 10.0
+    first, *others = limits.PREFILL_ROWS
+    assert seen == [(first, torch.float32), (first, torch.bfloat16), *((rows, torch.float32) for rows in others)]
