@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+import common  # noqa: F401 - sets what gRPC reads when it is first imported
 from cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 COMMANDS: dict[str, tuple[str, str]] = {
