@@ -17,11 +17,13 @@ RESUME_TOKEN_BYTES: Final = 16
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One stream. `outbox` ends with None: the stream closes then."""
+    """One stream. `outbox` has what waits for its turn to be sent, and ends with None: the stream closes then. Whoever
+    sends holds `sending`, which is given in the order of asking."""
 
     outbox: asyncio.Queue[cache_pb2.SessionResponse | None] = field(
         default_factory=lambda: asyncio.Queue(OUTBOX_MESSAGES)
     )
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     session: SessionId | None = None
     last_sequence: int = 0
     closed: bool = False

@@ -8,8 +8,10 @@ decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
+
+import grpc
 
 from cachemgr.arena.handoff import Handoff
 from cachemgr.branch_operations import commit, make_writable, rollback
@@ -33,6 +35,7 @@ from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 CACHE_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
 HALF_CLOSE_SECONDS: Final = 0.02
+Write = Callable[[cache_pb2.SessionResponse], Awaitable[None]]
 CREDENTIAL_SERVICE: Final = cache_pb2.DESCRIPTOR.services_by_name["CredentialService"].full_name
 
 
@@ -77,15 +80,18 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
 
     async def Session(  # noqa: N802 - the name of the RPC
         self, request_iterator: AsyncIterator[cache_pb2.SessionRequest], context: Any
-    ) -> AsyncIterator[cache_pb2.SessionResponse]:
-        """Serve a decoder until either side ends the stream."""
+    ) -> None:
+        """Serve a decoder until either side ends the stream. Pushes are sent from here, answers by who has them."""
         connection = Connection()
-        # The generator may be left suspended when a call dies in mid-send; this callback comes in every case.
+        # This call may be left suspended when it dies in mid-send; this callback comes in every case.
         context.add_done_callback(lambda _: self._sessions.disconnected(connection))
-        reading = asyncio.create_task(self._read(connection, request_iterator))
+        reading = asyncio.create_task(self._read(connection, request_iterator, context.write))
         try:
-            while (response := await connection.outbox.get()) is not None:
-                yield response
+            while (message := await connection.outbox.get()) is not None:
+                async with connection.sending:
+                    await context.write(message)
+            async with connection.sending:  # the last answer is out
+                pass
             if reading.done():
                 reading.result()
             elif self._owner.draining:
@@ -94,7 +100,21 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             reading.cancel()
             self._sessions.disconnected(connection)
 
-    async def _read(self, connection: Connection, requests: AsyncIterator[cache_pb2.SessionRequest]) -> None:
+    async def _answer(self, connection: Connection, write: Write, response: cache_pb2.SessionResponse) -> None:
+        """Send an answer after all that was to be sent before it: at once where that is nothing, which saves two tasks'
+        turns."""
+        if not connection.outbox.empty():
+            await connection.outbox.put(response)
+            return
+        async with connection.sending:
+            try:
+                await write(response)
+            except (grpc.RpcError, grpc.aio.BaseError):
+                self._sessions.disconnected(connection)  # the stream broke, which does not end the session yet
+
+    async def _read(
+        self, connection: Connection, requests: AsyncIterator[cache_pb2.SessionRequest], write: Write
+    ) -> None:
         """Run operations until the decoder closes its side, or breaks the protocol."""
         try:
             async for request in requests:
@@ -112,7 +132,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 response.sequence = request.sequence
                 response.revision = response.revision or self._owner.revision
                 response.epoch = self._owner.epoch
-                await connection.outbox.put(response)
+                await self._answer(connection, write, response)
                 self._sessions.tell_ready()
                 if connection.closed:
                     return
