@@ -7,6 +7,7 @@ others. `bench/core.py` prints the rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,10 +29,11 @@ class Engine(Protocol):
 
 
 class Ours:
-    """The core of the daemon."""
+    """The core of the daemon; its clock ticks as in `bench/core.py`."""
 
     def __init__(self, num_blocks: int) -> None:
         self._load = Workload(num_blocks, 0, SHORT_TOKENS)
+        self._prompts = count()
         self.cycle = self._load.cycle
 
     def match(self, prompt: bytes) -> object:
@@ -40,6 +42,7 @@ class Ours:
         return index.match(tree, prompt, len(prompt) // 4 - 1)
 
     def prompt(self, tokens: bytes) -> bytes:
+        self._load.tick(next(self._prompts))
         return tokens
 
 
