@@ -213,8 +213,7 @@ def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease, num_toke
         lease.owner,
         lease.session_id,
         lease.lease_id,
-        num_tokens=num_tokens,
-        cached_tokens=lease.granted,
+        detail={"num_tokens": num_tokens, "cached_tokens": lease.granted},
     )
     if not ask.resumed:
         state.counters.count_admission(lease.owner, lease.granted, num_tokens)

@@ -64,6 +64,8 @@ class BlockPool:
         self._states = memoryview(self.state)  # type: ignore[arg-type]
         self._owners = memoryview(self.owner)  # type: ignore[arg-type]
         self._listed = memoryview(self.published)  # type: ignore[arg-type]
+        self._generations = memoryview(self.generation)  # type: ignore[arg-type]
+        self._places = memoryview(self._stack)  # type: ignore[arg-type]
 
     @property
     def num_free(self) -> int:
@@ -87,7 +89,10 @@ class BlockPool:
         if not count:
             return self._stack[:0].copy()
         low = self._top - count
-        blocks = self._stack[low : self._top][::-1].copy()
+        if count == 1:
+            blocks: BlockRun = np.array((self._places[low],), np.intp)
+        else:
+            blocks = self._stack[low : self._top][::-1].copy()
         self._top = low
         if count <= FEW:
             for block in blocks.tolist():
@@ -197,11 +202,17 @@ class BlockPool:
             self._states[block] = _QUARANTINED
             self.num_quarantined += 1
         else:
-            self._free(np.array((block,), np.intp))
+            self._free_one(block)
         return True
 
     def publish(self, blocks: BlockRun) -> None:
         """The index lists these held blocks from now on."""
+        if len(blocks) == 1:
+            block = blocks.item(0)
+            self._references[block] += 1
+            self._listed[block] = True
+            self.num_published += 1
+            return
         counts = self.references.take(blocks)
         counts += 1
         self.references[blocks] = counts
@@ -247,19 +258,23 @@ class BlockPool:
 
     def _free(self, blocks: BlockRun) -> None:
         count = len(blocks)
-        if not count:
+        if count <= 1:
+            if count:
+                self._free_one(blocks.item(0))
             return
-        if count == 1:
-            block = int(blocks[0])
-            self.state[block] = _FREE
-            self.generation[block] += 1
-            self._stack[self._top] = block
-        else:
-            self.state[blocks] = _FREE
-            generations = self.generation.take(blocks)
-            generations += 1
-            self.generation[blocks] = generations
-            self._stack[self._top : self._top + count] = blocks
+        self.state[blocks] = _FREE
+        generations = self.generation.take(blocks)
+        generations += 1
+        self.generation[blocks] = generations
+        self._stack[self._top : self._top + count] = blocks
         self._top += count
         if self._on_free is not None:
             self._on_free(blocks)
+
+    def _free_one(self, block: int) -> None:
+        self._states[block] = _FREE
+        self._generations[block] += 1
+        self._places[self._top] = block
+        self._top += 1
+        if self._on_free is not None:
+            self._on_free(np.array((block,), np.intp))

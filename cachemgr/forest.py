@@ -51,6 +51,7 @@ class Forest:
         self.ghosts = Ghosts()
         self.uses = 0
         self._node_ids = memoryview(self.node_of)  # type: ignore[arg-type]  # one entry costs a third of numpy's
+        self._places = memoryview(self.position)  # type: ignore[arg-type]
         self._references = references
         self._positions = np.arange(num_blocks + 1, dtype=np.int32)
         self._last_node = 0
@@ -133,6 +134,10 @@ class Forest:
         node.name = b""
 
     def _list(self, node: Node, blocks: BlockRun, start: int) -> None:
+        if len(blocks) == 1:
+            block = blocks.item(0)
+            self._node_ids[block], self._places[block] = node.node_id, start
+            return
         self.node_of[blocks] = node.node_id
         self.position[blocks] = self._positions[start : start + len(blocks)]
 

@@ -85,7 +85,10 @@ class Lease:
             table = np.zeros(end + (end >> 2) + 4, np.intp)
             table[: self.num_blocks] = self.blocks
             self.table = table
-        self.table[self.num_blocks : end] = blocks
+        if len(blocks) == 1:
+            self.table[self.num_blocks] = blocks[0]
+        else:
+            self.table[self.num_blocks : end] = blocks
         self.num_blocks = end
 
 

@@ -77,7 +77,7 @@ class PrefixIndex:
                     shared = common_tokens(edge, tokens[offset:limit])
                 whole, rest = divmod(shared, self.block_tokens)
                 runs.append(node.blocks[:whole])
-                return Match(join_runs(runs), int(node.blocks[whole]) if rest else 0, rest, node)
+                return Match(join_runs(runs), node.blocks.item(whole) if rest else 0, rest, node)
             best, shared = None, 0
             for beside in node.children.around(key):
                 if beside is not None:
@@ -85,7 +85,7 @@ class PrefixIndex:
                     if length > shared:
                         best, shared = beside, length
             if best is not None:
-                return Match(join_runs(runs), int(best.blocks[0]), shared, best)
+                return Match(join_runs(runs), best.blocks.item(0), shared, best)
             break
         return Match(join_runs(runs), 0, 0, node)
 
@@ -154,7 +154,8 @@ class PrefixIndex:
         offset, inside = 0, depth - node.start
         while offset < len(tokens):
             if inside < len(node.blocks):
-                shared = common_tokens(node.edge[inside * size :], tokens[offset:]) // self.block_tokens
+                start, left = inside * size, len(tokens) - offset
+                shared = common_tokens(node.edge[start : start + left], tokens[offset:]) // self.block_tokens
                 found.append(node.blocks[inside : inside + shared])
                 offset += shared * size
                 inside += shared

@@ -56,6 +56,8 @@ def checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num_
 def checked_credit(session: Session, blocks: BlockArray, name: str) -> list[int]:
     """Credit of the session that a report names. Raises InvalidArgument."""
     numbers: list[int] = blocks.tolist() if len(blocks) else []
+    if len(numbers) == 1 and numbers[0] in session.credit:
+        return numbers
     if numbers and not (len(set(numbers)) == len(numbers) and session.credit.issuperset(numbers)):
         raise InvalidArgument(name, "holds blocks twice, or blocks that are not the session's credit")
     return numbers

@@ -7,20 +7,20 @@ owner's ceiling has no room for all, the last ones give way. Called by `manager.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from cachemgr.blocks import NO_OWNER
 from cachemgr.giving_way import give, who_gives_way
-from cachemgr.ids import BlockArray, BlockRun, SessionId
+from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId
 from cachemgr.kept import keep
-from cachemgr.leases import Deferred, Session, to_wire
+from cachemgr.leases import Deferred, Lease, Session, to_wire
 from cachemgr.quotas import OVER_CEILING
 from cachemgr.relief import relieve
 from cachemgr.report_checks import checked_credit, checked_seal, validate
-from cachemgr.results import Kept, Refusal, Replacement, Reported, SequenceReport
+from cachemgr.results import NOTHING_TAKEN, Kept, Refusal, Replacement, Reported, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
@@ -61,8 +61,9 @@ def report(
         state.pool.unhold(_run(back))
     news = _News([], [], [])
     scarce: dict[int, list[SequenceReport]] = {}  # by owner: what waits for the news of all others
+    size, leases = state.block_tokens, session.leases
     for sequence in sequences:
-        if (scarce and _queue_up(session, sequence, scarce)) or _extended(state, session, sequence):
+        if (scarce and _queue_up(session, sequence, scarce)) or _extended(leases, sequence, size):
             continue
         if _try(state, session, sequence, news, now_ns) is not None:
             scarce[session.leases[sequence.lease_id].owner] = [sequence]
@@ -88,6 +89,8 @@ def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
 
 def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArray:
     """Up to `wanted` blocks for the session, evicting cached ones; int32, perhaps none."""
+    if not wanted:
+        return NOTHING_TAKEN
     room = state.room_for(NO_OWNER)
     if wanted > room and relieve(state, wanted - room, asking=NO_OWNER):
         room = state.room_for(NO_OWNER)
@@ -184,22 +187,17 @@ def _share_ceiling(state: CacheState, session: Session, ranked: list[SequenceRep
         _refuse(state, session, ranked.pop(place), news, error)
 
 
-def _extended(state: CacheState, session: Session, sequence: SequenceReport) -> bool:
-    """Takes the most frequent news of all, in a fifth of the time: computed tokens in a block that is not whole by
-    them. False where it is anything else; then nothing was changed."""
-    lease = session.leases.get(sequence.lease_id)
-    if lease is None or sequence.release or sequence.copied or len(sequence.taken_blocks):
+def _extended(leases: Mapping[LeaseId, Lease], sequence: SequenceReport, size: int) -> bool:
+    """Takes the most frequent news of all, in a tenth of the time: computed tokens in a block (of `size`) that is not
+    whole by them. False where it is anything else; then nothing was changed."""
+    lease_id, taken, tokens, sealed, copied, release, _ = sequence
+    lease = leases.get(lease_id)
+    if lease is None or release or copied or len(taken) or lease.copy is not None or lease.committed:
         return False
-    tokens, sealed = sequence.tokens, sequence.sealed_tokens
-    size, end = state.block_tokens, len(lease.tokens) + len(tokens)
-    if (
-        lease.copy is not None
-        or lease.committed
-        or end % TOKEN_BYTES
-        or not lease.granted <= lease.sealed < sealed <= end // TOKEN_BYTES
-        or sealed > lease.num_blocks * size
-        or (lease.store and sealed // size > lease.num_published)
-    ):
+    end, odd = divmod(len(lease.tokens) + len(tokens), TOKEN_BYTES)
+    if odd or not lease.granted <= lease.sealed < sealed <= end or sealed > size * lease.num_blocks:
+        return False
+    if sealed >= size * (lease.num_published + 1) and lease.store:
         return False
     lease.tokens += tokens
     lease.sealed = sealed

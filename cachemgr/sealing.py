@@ -41,8 +41,11 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
     """Lists the blocks from the first that is not published to `end` in one tree."""
     first, index = lease.num_published, state.index
     size = index.block_bytes
-    with memoryview(lease.tokens) as record:
-        tokens = bytes(record[first * size : end * size])
+    if end - first == 1:
+        tokens = bytes(lease.tokens[first * size : end * size])  # for so few, a copy more is the cheaper one
+    else:
+        with memoryview(lease.tokens) as record:
+            tokens = bytes(record[first * size : end * size])
     own = lease.table[first:end].copy()
     index.hang(tree, lease.table)
     cursor = index.cursor(tree, lease.table, first)

@@ -250,7 +250,7 @@ class CacheState:
         lease.copy = None
         if self.pool.unhold_one(source, quarantine=quarantine):
             return np.array((source,), np.intp)
-        if self.pool.published[source]:
+        if self.pool.published.item(source):
             self.discard(self.index.drop_superseded(source))
             self.index.requeue(source)
         return NO_BLOCKS
@@ -263,6 +263,12 @@ class CacheState:
 
     def let_go(self, run: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for blocks that may be published or not; returns what became free, or quarantined."""
+        if len(run) == 1:
+            block = run.item(0)
+            if self.pool.unhold_one(block, quarantine=quarantine):
+                return run
+            self.index.requeue(block)  # harmless for one that is not published
+            return NO_BLOCKS
         loose = self.pool.unhold(run, quarantine=quarantine)
         for block in run[self.pool.published.take(run)].tolist():
             self.index.requeue(block)
@@ -272,9 +278,11 @@ class CacheState:
         """Drops all holds of a lease and forgets it; returns what became free, or quarantined."""
         deferred = session.take_deferred(lease_id=lease.lease_id)
         loose = [self.let_go(run, quarantine=quarantine) for run in deferred]
-        loose.append(self.unpin(lease, quarantine=quarantine))
+        if lease.copy is not None:
+            loose.append(self.unpin(lease, quarantine=quarantine))
         self.pool.unhold_published(lease.table[: lease.num_published])
-        loose.append(self.pool.unhold(lease.table[lease.num_published : lease.num_blocks], quarantine=quarantine))
+        if lease.num_published < lease.num_blocks:
+            loose.append(self.pool.unhold(lease.table[lease.num_published : lease.num_blocks], quarantine=quarantine))
         self.rest(lease, lease.num_published)
         self.forget(lease)
         return loose
