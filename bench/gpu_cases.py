@@ -152,6 +152,13 @@ def main_cases(target: str) -> Iterator[Case]:
     yield write_case(target)
 
 
+def quantised_cases(target: str) -> Iterator[Case]:
+    """The same on quantised blocks: the three kernels that know of them, one storage for each NVIDIA target."""
+    kind = {"80": FLOAT8_BITS, "90": FLOAT8, "100": INT8}[target]
+    for make in (prefill_case, decode_case, write_case):
+        yield make(target, kind=kind)
+
+
 def all_cases(target: str) -> Iterator[Case]:
     """Every head size, element type, stored type and block size, each varied alone from the main shape."""
     float8 = FLOAT8 if target in ("90", "100") else FLOAT8_BITS

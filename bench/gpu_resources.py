@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu_cases import TARGETS, Case, all_cases, main_cases, small_cases
+from bench.gpu_cases import TARGETS, Case, all_cases, main_cases, quantised_cases, small_cases
 
 # Shared memory: most that one block may have, and what a multiprocessor has (CUDA C++ programming guide, compute
 # capabilities; AMD CDNA 3 ISA guide).
@@ -168,7 +168,8 @@ def main() -> None:
     print("| operation | shape | target | warps | stages | registers | spilled bytes | shared KiB | warps resident |")
     print("|---|---|---|---|---|---|---|---|---|")
     for target in options.targets.split(","):
-        cases = all_cases(target) if options.all else [*main_cases(target), *small_cases(target)]
+        quantised = quantised_cases(target) if target.isdigit() else ()
+        cases = all_cases(target) if options.all else [*main_cases(target), *quantised, *small_cases(target)]
         for case in cases:
             r = measure(case)
             print(

@@ -25,6 +25,7 @@ from decoder.kernels.shared_prefix_decode import triton as shared_decode
 from decoder.kernels.shared_prefix_decode.plan import SharedPlan
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import DirectRecorder
+from decoder.models.device_arena import allocate
 from decoder.models.device_model import DeviceModel
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
@@ -210,13 +211,13 @@ class KernelBench:
             return [lambda: attention(q, k, v, is_causal=True, enable_gqa=True)]
         tables, num_blocks = self._tables([length], tokens, 1)
         table = np.sort(tables[0], axis=1) if cell.params["pages"] == "consecutive" else tables[0]
-        arena, _ = self._arena(num_blocks, tokens, "bfloat16")
+        arena, scales = self._arena(num_blocks, tokens, cell.params.get("stored", "bfloat16"))
         starts, lengths = np.array([0, length], np.int32), np.array([length], np.int32)
         rows = paged_prefill.choose_config(capability(self._device), HEAD_DIM, 2).rows
         plan = paged_prefill.plan(starts, lengths, HEADS // KV_HEADS, rows, self._device)
         output = torch.empty_like(queries)
         arguments = [torch.from_numpy(array).to(self._device) for array in (table, starts, lengths)]
-        return [lambda: paged_prefill.attend(queries, arena, 0, *arguments, plan, output, scale=_SCALE)]
+        return [lambda: paged_prefill.attend(queries, arena, 0, *arguments, plan, output, scale=_SCALE, scales=scales)]
 
     def _step(self, cell: Cell) -> list[Call]:
         sizes = {"layers": 16, "batch": 8, "hidden": 2048, "inner": 5632, "vocab": 32000, "length": 1024, **cell.params}
@@ -225,16 +226,21 @@ class KernelBench:
             "llama", sizes["vocab"], layers, 16, 8, 128, sizes["hidden"], sizes["inner"], 1e-5, RopeConfig(1e4, 128),
             2048, (2,), None, False,
         )  # fmt: skip
-        layout = KvLayout(layers, 8, 128, 64, KvDtype.BFLOAT16)
+        layout = KvLayout.of(layers, 8, 128, 64, cell.params.get("stored", "bfloat16"))
         numbers, shapes = torch.Generator().manual_seed(0), expected_shapes(config)
         model = DeviceModel(
             config, layout, ModelDigests(*[bytes(32)] * 3),
             lambda name: (torch.randn(shapes[name], generator=numbers) * 0.02).numpy(), self._device,
-            recorder=None if cell.params["recorded"] else DirectRecorder(),
+            dtype=KvDtype.BFLOAT16, recorder=None if cell.params["recorded"] else DirectRecorder(),
         )  # fmt: skip
         tables, num_blocks = self._tables([length] * batch, 64, 1)
-        arena = self._random(num_blocks + 1, *layout.block_shape)
+        arena = model.view(allocate(layout, num_blocks, self._device))
+        if arena.scales is None:
+            arena.elements.normal_()
+        else:
+            arena.blocks.random_(0, 120)
+            arena.scales.fill_(1 / 64)
         lengths = np.full(batch, length, np.int32)
         rows = np.arange(batch + 1, dtype=np.int32)
         work = StepBatch(rows[:-1], lengths - np.int32(1), rows, lengths, tables[0], rows[:-1], batch)
-        return [lambda: model.forward_decode(work, arena)]
+        return [lambda: model.forward_decode(work, arena.blocks)]

@@ -73,9 +73,10 @@ def test_decode_gives_the_same_bits_again_and_in_a_graph() -> None:
     assert oracles.relative_error(output[5], want) < BOUND
 
 
-def test_prefill_equals_the_oracle_and_itself_in_another_batch() -> None:
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_prefill_equals_the_oracle_and_itself_in_another_batch(stored: torch.dtype) -> None:
     """A chunk over a long prefix: within rounding of float64, and the same bits beside other chunks."""
-    p = paged([2000, 300], kv_heads=8, head_dim=128, block_tokens=64, dtype=torch.bfloat16)
+    p = paged([2000, 300], kv_heads=8, head_dim=128, block_tokens=64, dtype=stored)
     queries = random(500 + 300, 32, 128, seed=3, dtype=torch.bfloat16)
     rows = prefill.choose_config(90, 128, 2).rows
 
@@ -84,8 +85,9 @@ def test_prefill_equals_the_oracle_and_itself_in_another_batch() -> None:
         plan = prefill.plan(np.array(starts, np.int32), lengths.cpu().numpy(), 4, rows, DEVICE)
         output = torch.full_like(queries[rows_of], torch.nan)
         prefill.attend(
-            queries[rows_of], p.arena, LAYER, p.tables[batch], int32(starts), lengths, plan, output, scale=128**-0.5
-        )
+            queries[rows_of], p.arena, LAYER, p.tables[batch], int32(starts), lengths, plan, output, scale=128**-0.5,
+            scales=p.scales,
+        )  # fmt: skip
         return output
 
     both = run([0, 500, 800], slice(0, 2), slice(0, 800))

@@ -15,6 +15,7 @@ from decoder.batch import StepBatch
 from decoder.kernels.sample.triton import Draws
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.decode_graphs import DirectRecorder, Recorder
+from decoder.models.device_arena import allocate
 from decoder.models.device_model import DeviceModel
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
@@ -22,15 +23,27 @@ from decoder.weights.loader import expected_shapes
 DEVICE = torch.device("cuda")
 
 
-def model_of(recorder: Recorder | None = None) -> DeviceModel:
-    """Two layers of 8 heads by 2, 64 elements, bfloat16."""
+def model_of(recorder: Recorder | None = None, kv_dtype: str = "bfloat16") -> DeviceModel:
+    """Two layers of 8 heads by 2, 64 elements, bfloat16 weights."""
     config = ModelConfig("llama", 1000, 2, 8, 2, 64, 256, 512, 1e-5, RopeConfig(1e4, 64), 512, (2,), None, False)
-    layout = KvLayout(2, 2, 64, 16, KvDtype.BFLOAT16)
+    layout = KvLayout.of(2, 2, 64, 16, kv_dtype)
     shapes, numbers = expected_shapes(config), torch.Generator().manual_seed(0)
     return DeviceModel(
         config, layout, digest_config(config, bytes(32), "bfloat16/gpu"),
-        lambda name: (torch.randn(shapes[name], generator=numbers) * 0.1).numpy(), DEVICE, recorder=recorder,
+        lambda name: (torch.randn(shapes[name], generator=numbers) * 0.1).numpy(), DEVICE,
+        dtype=KvDtype.BFLOAT16, recorder=recorder,
     )  # fmt: skip
+
+
+def arena_of(model: DeviceModel, num_blocks: int) -> torch.Tensor:
+    """Blocks full of numbers, the scales of quantised ones 1/64."""
+    arena = model.view(allocate(model.layout, num_blocks, DEVICE))
+    if arena.scales is None:
+        arena.elements.normal_()
+    else:
+        arena.blocks.random_(0, 120)
+        arena.scales.fill_(1 / 64)
+    return arena.blocks
 
 
 def decodes(lengths: list[int], seed: int) -> StepBatch:
@@ -43,10 +56,11 @@ def decodes(lengths: list[int], seed: int) -> StepBatch:
     return StepBatch(tokens, contexts - np.int32(1), starts, contexts, tables, starts[:-1], count)
 
 
-def test_recorded_steps_equal_steps_launched_anew() -> None:
-    """Batches of one to nine, twice over, in one arena: bit for bit."""
-    recorded, direct = model_of(), model_of(DirectRecorder())
-    arena = torch.randn((9 * 32 + 1, *recorded.layout.block_shape), device=DEVICE).bfloat16()
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "int8", "fp8_e4m3"])
+def test_recorded_steps_equal_steps_launched_anew(kv_dtype: str) -> None:
+    """Batches of one to nine, twice over, in one arena: bit for bit, whatever holds keys and values."""
+    recorded, direct = model_of(kv_dtype=kv_dtype), model_of(DirectRecorder(), kv_dtype)
+    arena = arena_of(recorded, 9 * 32)
     for seed in range(2):
         for count in (1, 2, 3, 5, 9):
             batch = decodes([40 * (i + 1) + seed for i in range(count)], seed)
@@ -59,7 +73,7 @@ def test_recorded_steps_equal_steps_launched_anew() -> None:
 def test_a_step_can_be_started_while_the_one_before_is_read() -> None:
     """Two steps are queued before either is waited for; both results are those of steps taken one by one."""
     model = model_of()
-    arena = torch.randn((4 * 32 + 1, *model.layout.block_shape), device=DEVICE).bfloat16()
+    arena = arena_of(model, 4 * 32)
     batches = [decodes([50, 60, 70, 80], seed) for seed in range(4)]
     one_by_one = [model.forward(batch, arena).copy() for batch in batches]
     pending = [model.start(batch, arena) for batch in batches]
@@ -70,12 +84,34 @@ def test_a_step_can_be_started_while_the_one_before_is_read() -> None:
 def test_ids_come_back_alone() -> None:
     """Greedy ids drawn on the device are the maxima of the logits."""
     model = model_of()
-    arena = torch.randn((3 * 32 + 1, *model.layout.block_shape), device=DEVICE).bfloat16()
+    arena = arena_of(model, 3 * 32)
     batch = decodes([50, 60, 70], 1)
     logits = model.forward(batch, arena).copy()
     zeros = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     draws = Draws(zeros.double(), zeros.long(), zeros, zeros)
     assert model.start(batch, arena, draws).wait().tolist() == logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
+def test_a_chunk_over_quantised_blocks_equals_its_decodes(kv_dtype: str) -> None:
+    """Five tokens at once and one by one after the same prompt, on poisoned blocks: the same logits within rounding."""
+    model = model_of(kv_dtype=kv_dtype)
+    ids = np.random.default_rng(3).integers(0, 1000, 45).astype(np.int32)
+    table = np.arange(1, 33, dtype=np.int32)[None]
+
+    def chunk(first: int, last: int) -> StepBatch:
+        count = last - first
+        positions, zero = np.arange(first, last, dtype=np.int32), np.zeros(1, np.int32)
+        starts, context = np.array([0, count], np.int32), np.array([last], np.int32)
+        return StepBatch(ids[first:last], positions, starts, context, table, zero + count - 1, int(count == 1))
+
+    logits = []
+    for steps in ([(0, 40), (40, 45)], [(0, 40), *((at, at + 1) for at in range(40, 45))]):
+        arena = allocate(model.layout, 32, DEVICE)
+        arena.fill_(0xFF)
+        logits.append([model.forward(chunk(*step), arena).copy() for step in steps][-1])
+    assert np.isfinite(logits[0]).all()
+    assert np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
 
 
 def test_the_benchmark_measures_a_cell() -> None:

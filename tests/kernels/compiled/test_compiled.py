@@ -16,9 +16,9 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiling needs a process without the interpreter", allow_module_level=True)
 
-from bench.gpu_cases import Case, decode_case, main_cases, prefill_case, small_cases, wide_cases, write_case
+from bench.gpu_cases import Case, decode_case, main_cases, prefill_case, quantised_cases, small_cases, wide_cases
 from bench.gpu_resources import BLOCK_SHARED, Resources, machine_code, measure
-from decoder.kernels.gpu import FLOAT8, FLOAT8_BITS
+from decoder.kernels.gpu import FLOAT8
 from decoder.kernels.paged_decode.triton import choose_config
 
 DEFAULT = [
@@ -26,10 +26,8 @@ DEFAULT = [
     *small_cases("90"),
     *(make(target) for target in ("80", "100") for make in (prefill_case, decode_case)),
     decode_case("gfx942"),
-    decode_case("90", kind=FLOAT8),
-    decode_case("80", kind=FLOAT8_BITS),
+    *(case for target in ("80", "90", "100") for case in quantised_cases(target)),
     decode_case("90", 256, windowed=True, soft_cap=True),
-    write_case("90", kind=FLOAT8),
 ]
 WIDE = {case.name: case for target in ("80", "90", "100") for case in wide_cases(target)}
 COMPILERS = max(1, len(os.sched_getaffinity(0)))
@@ -45,7 +43,7 @@ def hold(case: Case) -> Resources:
 
 @pytest.mark.parametrize("case", DEFAULT, ids=lambda case: case.name)
 def test_kernels_fit_the_chip(case: Case) -> None:
-    """The main shapes on Hopper, the two attentions on the other targets, and what is built in another way."""
+    """The main shapes on Hopper, the attentions and quantised blocks on all targets, and what is built otherwise."""
     hold(case)
 
 

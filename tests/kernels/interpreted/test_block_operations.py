@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from common.layout import KvLayout
+from decoder.kernels.quantized import views
 from tests.kernels.rig import DEVICE, empty_arena, form, int32, random
 
 block_copy, block_pack, block_scrub = form("block_copy"), form("block_pack"), form("block_scrub")
@@ -80,3 +82,23 @@ def test_scrub(dtype: torch.dtype, poison: bool) -> None:
         assert bool(arena[block].isnan().all()) if poison else not bits(arena[block]).any()
     rest = [0, 1, 3, 5, 6]
     assert torch.equal(bits(arena[rest]), bits(want[rest]))
+
+
+def test_whole_quantised_blocks_have_their_scales() -> None:
+    """Packed, unpacked elsewhere and scrubbed, a block's scales go with its elements; its neighbours stay."""
+    layout = KvLayout.of(2, 3, 80, 16, "int8")
+    numbers = torch.Generator().manual_seed(2)
+    storage = torch.randint(0, 256, (5, layout.block_bytes), dtype=torch.uint8, generator=numbers).to(DEVICE)
+    elements, scales = views(storage, 2, 3, 80, 16, torch.int8)
+    before, old_elements, old_scales = storage.clone(), elements.clone(), scales.view(torch.int16).clone()
+    buffer = torch.zeros((2, layout.block_bytes), dtype=torch.uint8, device=DEVICE)
+    block_pack.pack(storage, int32([4, 1]), buffer)
+    block_pack.unpack(storage, int32([2, 3]), buffer)
+    for source, target in ((4, 2), (1, 3)):
+        assert torch.equal(elements[target], old_elements[source])
+        assert torch.equal(scales[target].view(torch.int16), old_scales[source])
+    block_scrub.scrub(storage, int32([2]), poison=True)
+    assert bool(scales[2].isnan().all())
+    block_scrub.scrub(storage, int32([3]))
+    assert not storage[3].any()
+    assert torch.equal(storage[[0, 1, 4]], before[[0, 1, 4]])

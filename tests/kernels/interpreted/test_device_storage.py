@@ -39,7 +39,7 @@ from tests.tiny_models import make_tiny_llama
 STORED = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "float16": torch.float16}
 Answer = tuple[int, list[int], list[float]]
 ON_BOTH = ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.slow)]
-"""The CPU's step has to be compiled for each storage: e4m3 is slow."""
+"""What runs an engine, or has the CPU's step compiled for the storage."""
 
 
 def stored_as(
@@ -184,7 +184,7 @@ def device_answers(tiny: Path) -> Callable[[str], list[Answer]]:
     return run
 
 
-@pytest.mark.parametrize("kv_dtype", QUANTIZATIONS)
+@pytest.mark.parametrize("kv_dtype", ON_BOTH)
 def test_reused_and_copied_blocks_have_their_own_scales(
     device_answers: Callable[[str], list[Answer]], kv_dtype: str
 ) -> None:

@@ -151,6 +151,32 @@ def test_quantised_contexts(dtype: torch.dtype, stored: torch.dtype) -> None:
     check([90, 33], heads=4, kv_heads=2, dtype=dtype, stored=stored, tolerance=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("group", "stored"),
+    [
+        (1, torch.int8), (3, torch.float8_e4m3fn), (8, torch.int8),
+        pytest.param(4, torch.float8_e4m3fn, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_quantised_lengths_equal_oracle(group: int, stored: torch.dtype) -> None:
+    """Lengths 1, 63, 64 and 65 on scattered blocks; what nobody owns is NaN, scales too."""
+    check([1, 63, 64, 65], heads=group, kv_heads=1, tile=64, stored=stored)
+
+
+def test_quantised_heads_to_one_key_head_over_a_long_context() -> None:
+    """A thousand tokens beside a short context, over many programs, with more heads than the smallest row block."""
+    check([1000, 3], heads=32, kv_heads=1, programs=7, tile=64, block_tokens=64, stored=torch.int8)
+
+
+def test_quantised_splits_do_not_matter() -> None:
+    """One program and many give the same within rounding, and two runs of each the same bits."""
+    p = paged([1, 150], kv_heads=2, head_dim=64, dtype=torch.int8)
+    queries = random(2, 1, 4, 64, seed=5)
+    one, many = (run(p, queries, programs=programs)[0] for programs in (1, 20))
+    assert oracles.relative_error(one, many) < 1e-6
+    assert torch.equal(run(p, queries, programs=20)[0], many)
+
+
 def test_e4m3_as_bytes() -> None:
     """On chips that cannot convert e4m3 its bytes are decoded by hand, to the same numbers."""
     p = paged([90, 33], kv_heads=2, head_dim=64, dtype=torch.float8_e4m3fn)

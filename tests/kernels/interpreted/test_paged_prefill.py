@@ -132,6 +132,33 @@ def test_quantised_contexts(dtype: torch.dtype, stored: torch.dtype) -> None:
     check([90, 33], [50, 33], heads=4, kv_heads=2, dtype=dtype, stored=stored, tolerance=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("group", "stored"),
+    [
+        (1, torch.int8), (3, torch.float8_e4m3fn), (4, torch.int8),
+        pytest.param(8, torch.float8_e4m3fn, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_quantised_ragged_batch_equals_oracle(group: int, stored: torch.dtype) -> None:
+    """Chunks of lengths 1, 63 and 65 after prefixes, on scattered blocks; what nobody owns is NaN, scales too."""
+    check([1, 70, 65], [1, 63, 65], heads=group, kv_heads=1, stored=stored)
+
+
+def test_quantised_long_context() -> None:
+    """A chunk at the end of a thousand tokens, all heads to one key head."""
+    check([1000], [40], heads=16, kv_heads=1, rows=256, tile=128, block_tokens=64, stored=torch.int8)
+
+
+def test_quantised_chunks_equal_one_shot() -> None:
+    """A prompt in chunks gives what one prefill gives, and twice the same bits."""
+    p = paged([100], kv_heads=1, head_dim=64, dtype=torch.float8_e4m3fn)
+    queries = random(100, 2, 64, seed=5)
+    want, _ = run(p, queries, [100])
+    assert torch.equal(run(p, queries, [100])[0], want)
+    parts = [run(p, queries[:63].contiguous(), [63], lengths=[63])[0], run(p, queries[63:].contiguous(), [37])[0]]
+    assert oracles.relative_error(torch.cat(parts), want) < 1e-6
+
+
 @pytest.mark.parametrize("window", [1, 40, 500])
 def test_sliding_window(window: int) -> None:
     """A row sees the last `window` keys, itself among them."""

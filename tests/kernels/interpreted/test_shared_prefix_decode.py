@@ -71,9 +71,10 @@ def test_narrow_types_and_caps(dtype: torch.dtype) -> None:
     run(LENGTHS, 4, dtype=dtype, heads=4, soft_cap=3.0)
 
 
-def test_quantised_blocks() -> None:
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_blocks(stored: torch.dtype) -> None:
     """Both parts read quantised blocks with their scales."""
-    run(LENGTHS, 4, dtype=torch.bfloat16, stored=torch.int8)
+    assert run(LENGTHS, 4, dtype=torch.bfloat16, stored=stored)[2].num_slots == 1
 
 
 def test_several_query_positions() -> None:
