@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachemgr.ids import TenantId
-from cachemgr.quotas import Quota
+from cachemgr.quotas import Quota, blocks_are
 from common.errors import InvalidArgument, ResourceExhausted
 from tests.cachemgr.core_rig import Rig, Running
 
@@ -327,3 +327,8 @@ def test_eviction_of_others_is_in_one_order() -> None:
         order += [before[block][0] for block in gone]
     assert order == ["a", "a", "b", "b", "a", "a", "b", "b"]
     assert np.array_equal(rig.manager.take_scrub(), np.zeros(0, np.int32))
+
+
+def test_a_refusal_counts_as_one_says_it() -> None:
+    """One block is needed, two blocks are."""
+    assert (blocks_are(1), blocks_are(2), blocks_are(0)) == ("1 block is", "2 blocks are", "0 blocks are")
