@@ -123,6 +123,7 @@ class Daemon:
             knows=tenants.owns_blocks,
             steady_ns=self._clocks.steady_ns,
             place=self._place,
+            make_room=lambda: self._weights is not None and self._weights.make_room(),
         )
         for tenant, quota in tenants.quotas().items():
             owner.set_quota(tenant, quota)

@@ -26,7 +26,7 @@ from cachemgr.succession import Succession
 from cachemgr.tenant_quotas import TenantQuota
 from common.arena_frames import PROTOCOL_VERSION, ArenaKind
 from common.config import DEFAULT_GRACE_SECONDS, DEFAULT_LEASE_SECONDS, DEFAULT_MAX_KEPT
-from common.errors import FailedPrecondition, Unavailable
+from common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from common.faults import Faults
 from common.layout import KvLayout
 from common.logs import get_logger
@@ -50,11 +50,13 @@ class PoolOwner(PoolHeir):
         succession: Succession,
         knows: Callable[[TenantId], bool] = bool,
         place: ArenaPlace = HOST_MEMORY,
+        make_room: Callable[[], bool] = lambda: False,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.succession = succession
         self._knows = knows
         self._place = place
+        self._make_room = make_room  # whether memory that nobody uses was let go for the arena
         self._steady_ns = steady_ns
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
@@ -168,7 +170,12 @@ class PoolOwner(PoolHeir):
 
     def _create(self, layout: KvLayout) -> CacheManager:
         num_blocks = self._size.blocks_for(layout)
-        arena = self._place.make(num_blocks, layout.block_bytes)
+        try:
+            arena = self._place.make(num_blocks, layout.block_bytes)
+        except ResourceExhausted:
+            if not self._make_room():
+                raise
+            arena = self._place.make(num_blocks, layout.block_bytes)
         if arena.kind is ArenaKind.CUDA_IPC:
             self.succession.forgo()
             return self._install(arena, layout, None)

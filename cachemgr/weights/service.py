@@ -89,6 +89,10 @@ class WeightsSocket:
         """Drop what was unused for long; called as time passes."""
         self._store.drop_idle(self._now())
 
+    def make_room(self) -> bool:
+        """Drop what nobody uses; whether there was any."""
+        return self._store.drop_unused()
+
     async def _serve(self, link: socket.socket) -> None:
         holder = next(self._numbers)
         fds: list[int] = []

@@ -145,6 +145,13 @@ class WeightsStore:
             if now - copy.idle_since >= self._keep_seconds:
                 self._drop(copy)
 
+    def drop_unused(self) -> bool:
+        """Drop what nobody uses, because the arena needs room; whether there was any."""
+        unused = self._unused()
+        for copy in unused:
+            self._drop(copy)
+        return bool(unused)
+
     def close(self) -> None:
         """Let everything go; processes keep what they mapped. Harmless when repeated."""
         for copy in (*self._copies.values(), *self._fills.values()):

@@ -5,16 +5,23 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cachemgr.arena.handoff import Handoff
 from cachemgr.arena.maker import ArenaPlace
+from cachemgr.pool_owner import PoolOwner, PoolSize
+from cachemgr.succession import Succession
 from cachemgr.weights.memory import HostWeights, WeightsPlace
 from cachemgr.weights.store import Copy, WeightsStore
-from common.arena_frames import ArenaKind, FrameError
+from common.arena_frames import PROTOCOL_VERSION, ArenaKind, FrameError
 from common.cuda_driver import CudaError
 from common.errors import FailedPrecondition, PermissionDenied, ResourceExhausted
+from common.faults import Faults
+from common.layout import KvDtype, KvLayout
 from common.weights_frames import (
     WeightsCall,
     WeightsReply,
@@ -181,6 +188,35 @@ def test_a_driver_that_refuses_is_named_and_unused_weights_give_way() -> None:
     with pytest.raises(ResourceExhausted, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
         rig.store.ask(2, OTHER, SIZE)
     assert rig.store.copies == []
+
+
+def test_unused_weights_give_way_to_the_arena() -> None:
+    """A first decoder whose arena is refused gets it once weights that nobody uses are gone; without any it is told."""
+
+    class Full(Recorder):
+        """Refuses while the store holds a copy."""
+
+        def create(self, ordinal: int, num_bytes: int) -> int:
+            self.memory_taken = self.memory if rig is not None and rig.store.copies else 0
+            return super().create(ordinal, num_bytes)
+
+    rig: Rig | None = None
+    gpu = ArenaPlace(gpu_of(Full()))
+    rig = Rig(gpu)
+    rig.fill(1)
+    layout = KvLayout(2, 1, 8, 4, KvDtype.FLOAT32)
+    with tempfile.TemporaryDirectory() as folder:
+        owner = PoolOwner(
+            size=PoolSize(16, 0), epoch=1, faults=Faults(), handoff=Handoff(lambda *_: None),
+            succession=Succession(Path(folder) / "journal", epoch=1, wait_seconds=1.0),
+            place=gpu, make_room=rig.store.drop_unused,
+        )  # fmt: skip
+        with pytest.raises(ResourceExhausted):
+            owner.settle(PROTOCOL_VERSION, layout)
+        rig.store.leave(1, 0.0)
+        owner.settle(PROTOCOL_VERSION, layout)
+        assert rig.store.copies == [] and owner.reserved_bytes == GRANULARITY
+        owner.close()
 
 
 def test_gpu_memory_is_exportable_and_needs_no_context() -> None:
