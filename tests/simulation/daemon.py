@@ -192,7 +192,7 @@ class SimDaemon:
         base = asked.base
         given = tokens[len(self.world.base_tokens(base)) :] if base else tokens
         prefix = None if base else span_of(request.scope, request.root, request.prefix_tokens)
-        before = judge.safe_from_others()
+        before = judge.kept_of_floors()
         try:
             answer = self.manager.acquire(
                 session, tenant=request.tenant, root=request.root, tokens=pack_tokens(np.array(given, np.int32)),

@@ -124,23 +124,25 @@ class Invariants:
             tenant_number(names[owner]): n for owner, n in enumerate(np.bincount(pool.owner[used]).tolist()) if owner
         }
 
-    def safe_from_others(self) -> dict[int, int]:
-        """What each tenant has that a floor must keep: all but tails below blocks of a wider scope that nobody or
-        only kept branches hold: those blocks count as room, and are out of reach until the tails went."""
-        state, found = self._state, self.charged()
+    def kept_of_floors(self) -> dict[int, int]:
+        """What each tenant must keep, whatever others need: what it has up to its floor, but for tails below blocks of
+        a wider scope that only kept branches hold: those blocks count as room, and are out of reach until tails went.
+        """
+        state, charged = self._state, self.charged()
+        found = {n: min(charged.get(n, 0), q.floor_blocks) for n, q in enumerate(self._world.scenario.quotas, 1)}
         for node in state.index.forest.nodes.values():
-            if node.tree.anchor is not None:
+            tenant = tenant_number(state.tenant_names[node.tree.owner])
+            if node.tree.anchor is not None and tenant in found:
                 holds = state.kept.holds[node.blocks]
-                idle = int(np.count_nonzero(state.pool.references[node.blocks] == holds + 1))
-                found[tenant_number(state.tenant_names[node.tree.owner])] -= idle
+                found[tenant] -= int(np.count_nonzero(state.pool.references[node.blocks] == holds + 1))
         return found
 
     def kept_floors(self, before: dict[int, int], actor: int) -> None:
-        """8: an acquire of `actor` has pushed nobody else below a floor; `before` is what was `safe_from_others`."""
+        """8: an acquire of `actor` has pushed nobody else below a floor; `before` is `kept_of_floors`."""
         after = self.charged()
-        for tenant, quota in enumerate(self._world.scenario.quotas, 1):
-            if tenant != actor and after.get(tenant, 0) < min(before.get(tenant, 0), quota.floor_blocks):
-                raise Violation(f"tenant-{tenant} has {after.get(tenant, 0)} blocks, its floor is {quota.floor_blocks}")
+        for tenant, kept in before.items():
+            if tenant != actor and after.get(tenant, 0) < kept:
+                raise Violation(f"tenant-{tenant} has {after.get(tenant, 0)} blocks, and was to keep {kept}")
 
     def may_be_refused(self, num_blocks: int) -> None:
         """9: an acquire of so many blocks was refused: it must not fit now."""
