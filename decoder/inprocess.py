@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -196,8 +196,7 @@ class _Keep:
     ttl_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _CoreReport:
+class _CoreReport(NamedTuple):
     """A `SequenceReport` as the manager reads it."""
 
     lease_id: LeaseId
