@@ -31,12 +31,12 @@ def measure(
     rows.append([name, quantile(times, 0.5), quantile(times, 0.99)])
 
 
-def ticking(load: Workload, prepare: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """As `prepare`, with the clock of `load` beside what is timed."""
+def ticking(load: Workload, prepare: Callable[[Workload, int], bytes]) -> Callable[[int], bytes]:
+    """What `prepare` gives of `load`, whose clock goes on beside what is timed."""
 
     def prepared(number: int) -> bytes:
         load.tick(number)
-        return prepare(number)
+        return prepare(load, number)
 
     return prepared
 
@@ -86,21 +86,19 @@ def measure_all(blocks: int, published: int, rounds: int) -> list[list[Cell]]:
             rows,
             f"{label} cycle on a hit, 8,192",
             rounds,
-            ticking(load, lambda n, prompts=prompts: prompts[n % len(prompts)]),
+            ticking(load, lambda load, n: load.prompts[n % len(load.prompts)]),
             load.cycle,
         )
         measure(
             rows,
             f"{label} cycle, half resident, 8,192",
             rounds if size > 1024 else 20,
-            ticking(
-                load, lambda n, prompts=prompts, load=load: prompts[n % len(prompts)][: 4096 * 4] + load.fresh(4096)
-            ),
+            ticking(load, lambda load, n: load.prompts[n % len(load.prompts)][: 4096 * 4] + load.fresh(4096)),
             load.cycle,
         )
     full = Workload(blocks, blocks, 8192)
     name = "pool full: cycle on 8,192 new tokens, with eviction"
-    measure(rows, name, rounds, ticking(full, lambda n: full.fresh(8192)), full.cycle)
+    measure(rows, name, rounds, ticking(full, lambda load, _: load.fresh(8192)), full.cycle)
     evictions = min(rounds, published // EVICTED - 10)
     for name, tokens in ((f"evict {EVICTED:,} blocks", 8192), (f"evict {EVICTED:,} blocks of prompts of 4 blocks", 64)):
         load = Workload(blocks, published, tokens)
