@@ -32,6 +32,7 @@ from common.weights_frames import (
 )
 
 CONNECT_SECONDS: Final = 5.0
+FILLED_SECONDS: Final = 60.0  # a loaded machine must not cost what took minutes to lay down
 WAIT_SECONDS: Final = 1800.0  # for others to fill: more than the daemon lets one take
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -60,7 +61,7 @@ class WeightsLink:
 
     def filled(self, proof: bytes) -> tuple[WeightsReply, int]:
         """Say that everything is there; what to read from now on, with its fd. Raises what `ask` raises."""
-        return self._exchange(self._request(WeightsCall.FILLED, proof), None, CONNECT_SECONDS)
+        return self._exchange(self._request(WeightsCall.FILLED, proof), None, FILLED_SECONDS)
 
     def hand_back(self, nonce: bytes, fd: int) -> bool:
         """Give mapped memory to this daemon; the fd stays the caller's. Whether the daemon holds it now."""

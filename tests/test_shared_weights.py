@@ -195,7 +195,7 @@ def test_a_filler_that_takes_too_long_is_left_behind(children: Iterator[Child]) 
     """Another one fills other memory; the slow one is told that it holds nothing, and can touch nothing of it."""
 
     async def body() -> None:
-        async with serving(fill_seconds=0.5) as service:
+        async with serving(fill_seconds=2.0) as service:
             slow, quick = next(children), next(children)
             assert await slow.ask(*service.load(1, 5)) == "stalled"
             assert await quick.ask(*service.load()) == {"read": TENSORS}
