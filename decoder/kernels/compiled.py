@@ -55,7 +55,7 @@ def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * operands)
-        callee = cgutils.get_or_insert_function(builder.module, kind, f"tessera_{name}")
+        callee = cgutils.get_or_insert_function(builder.module, kind, f"tessera_{name}")  # type: ignore[no-untyped-call]
         if callee.is_declaration:
             callee.linkage = "linkonce_odr"
             callee.attributes.add("noinline")

@@ -159,7 +159,7 @@ def _any_rows(load: Callable[[Any, Any], Any], adding: bool) -> Any:
 
 
 float_product = _any_rows(simd._emit_load_f32, False)
-_STORED: Final = {
+_STORED: Final[dict[type, Any]] = {
     Float32Storage: _any_rows(simd._emit_load_f32, True),
     Bfloat16Storage: _any_rows(simd._emit_load_bf16, True),
     Float16Storage: _any_rows(simd._emit_load_f16, True),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from decoder.kernels import sets
 from decoder.kernels.compiled import entry
@@ -53,8 +54,8 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
 def test_a_panel_is_a_transpose(storage: sets.Storage, kind: type, head_dim: int) -> None:
     """Sixteen rows, apart from each other, become [head_dim, 16], element by element; nothing else is written."""
-    numbers = np.random.default_rng(2).integers(0, np.iinfo(kind).max, (16, head_dim + 16)).astype(kind)
-    panel = np.zeros((head_dim + 1, 16), kind)
+    numbers: NDArray[Any] = np.random.default_rng(2).integers(0, np.iinfo(kind).max, (16, head_dim + 16)).astype(kind)
+    panel: NDArray[Any] = np.zeros((head_dim + 1, 16), kind)
     kernels = sets.Float32Kernels(storage)
     _panel(kernels, numbers.ctypes.data, numbers.strides[0], head_dim, panel.ctypes.data)
     assert np.array_equal(panel[:head_dim], numbers[:, :head_dim].T)
