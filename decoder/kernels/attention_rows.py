@@ -8,7 +8,7 @@ of one thread.
 """
 
 # Types inside kernels are inferred by numba.
-# mypy: disable-error-code="operator,arg-type,assignment,call-arg,no-untyped-call,no-any-return"
+# mypy: disable-error-code="operator,arg-type,assignment,call-arg,call-overload,no-untyped-call,no-any-return"
 
 from __future__ import annotations
 

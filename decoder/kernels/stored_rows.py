@@ -108,7 +108,7 @@ def _loaded(load: Any, num_bytes: int) -> Any:
     return kernel(rows_of)
 
 
-_LOADED: Final = {
+_LOADED: Final[dict[type, Any]] = {
     Float32Storage: _loaded(simd.load_floats, 4),
     Bfloat16Storage: _loaded(simd.load_bf16, 2),
     Float16Storage: _loaded(simd.load_f16, 2),
