@@ -19,7 +19,7 @@ from cachemgr.manager_branches import ManagerBranches
 from cachemgr.manager_quotas import ManagerQuotas
 from cachemgr.manager_views import ManagerViews
 from cachemgr.recorder import Recorder
-from cachemgr.results import Acquired, DetachOutcome, Reported, ScopeSpan, SequenceReport, Waiting
+from cachemgr.results import Acquired, DetachOutcome, Reported, ScopeSpan, SequenceFields, Waiting
 from cachemgr.resuming import Held, Resumed
 from cachemgr.state import CacheState
 
@@ -171,7 +171,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
     def report(
         self,
         session: SessionId,
-        sequences: Sequence[SequenceReport],
+        sequences: Sequence[SequenceFields],
         *,
         returned: BlockArray,
         wanted: int,

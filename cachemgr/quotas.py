@@ -100,6 +100,11 @@ class Quotas:
         """The quota of an owner; by default no floor, no ceiling, weight 1 and no pins."""
         return self._quotas.get(owner, _DEFAULT)
 
+    def has_ceiling(self, owner: int) -> bool:
+        """Whether an owner has one."""
+        quota = self._quotas.get(owner)
+        return quota is not None and quota.ceiling_blocks > 0
+
     def usage(self, owner: int) -> QuotaUsage:
         """What an owner may have and has."""
         used, idle = (0, 0) if owner == NO_OWNER else (self._charged.get(owner, 0), self._idle.get(owner, 0))

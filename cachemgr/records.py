@@ -13,6 +13,8 @@ records, not forged ones: whoever can write the file owns the node.
 from __future__ import annotations
 
 import hashlib
+import struct
+from operator import mul
 from typing import Final
 
 import numpy as np
@@ -52,6 +54,8 @@ class RecordHash:
         keys = np.frombuffer(raw, "<u8") | np.uint64(1)
         self._words: Checksums = keys[:-2].copy()
         self._parent_stamp, self._salt = int(keys[-2]), int(keys[-1])
+        self._numbers = tuple(keys[:-2].tolist())
+        self._unpack = struct.Struct(f"<{len(self._numbers)}Q").unpack
 
     def checksums(self, rows: Rows, parent_stamps: Checksums, salts: Checksums) -> Checksums:
         """u64 [records], all odd, of records in any order; the rows lie one after the other."""
@@ -60,6 +64,11 @@ class RecordHash:
         sums += salts * np.uint64(self._salt)
         sums |= _LIST
         return sums
+
+    def checksum(self, row: bytes, parent_stamp: int, salt: int) -> int:
+        """As `checksums`, of one record."""
+        words: int = sum(map(mul, self._unpack(row), self._numbers))
+        return (words + parent_stamp * self._parent_stamp + salt * self._salt) & _MASK | 1
 
     def chained(self, rows: Rows, stamp: int, stamp_above: int, salt: int) -> Checksums:
         """The same for records of one publication, each the parent of the next; `stamp_above` is of the first's."""
@@ -81,11 +90,6 @@ def expiries_of(rows: Rows) -> NDArray[np.int64]:
     """When the blocks expire, ns; 0 never."""
     low, high = rows[:, EXPIRY].astype(np.int64), rows[:, EXPIRY + 1].astype(np.int64)
     return low | (high << 32)
-
-
-def stamp_of(row: NDArray[np.uint32]) -> int:
-    """The stamp of one record."""
-    return int(row[STAMP]) | int(row[STAMP + 1]) << 32
 
 
 def digest_of(*parts: bytes) -> int:

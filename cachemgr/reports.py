@@ -7,24 +7,24 @@ owner's ceiling has no room for all, the last ones give way. Called by `manager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from cachemgr.blocks import NO_OWNER
 from cachemgr.giving_way import give, who_gives_way
-from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId
+from cachemgr.ids import BlockArray, BlockRun, SessionId
 from cachemgr.kept import keep
-from cachemgr.leases import Deferred, Lease, Session, to_wire
+from cachemgr.leases import Deferred, Session, to_wire
 from cachemgr.quotas import OVER_CEILING
 from cachemgr.relief import relieve
 from cachemgr.report_checks import checked_credit, checked_seal, validate
-from cachemgr.results import NOTHING_TAKEN, Kept, Refusal, Replacement, Reported, SequenceReport
+from cachemgr.results import NOTHING_TAKEN, Kept, Refusal, Replacement, Reported, SequenceFields, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
+from cachemgr.steady_reports import others
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
-from common.layout import TOKEN_BYTES
 
 
 class _News(NamedTuple):
@@ -38,7 +38,7 @@ class _News(NamedTuple):
 def report(
     state: CacheState,
     session_id: SessionId,
-    sequences: Sequence[SequenceReport],
+    sequences: Sequence[SequenceFields],
     *,
     returned: BlockArray,
     wanted: int,
@@ -61,9 +61,8 @@ def report(
         state.pool.unhold(_run(back))
     news = _News([], [], [])
     scarce: dict[int, list[SequenceReport]] = {}  # by owner: what waits for the news of all others
-    size, leases = state.block_tokens, session.leases
-    for sequence in sequences:
-        if (scarce and _queue_up(session, sequence, scarce)) or _extended(leases, sequence, size):
+    for sequence in others(state, session, sequences, scarce):
+        if scarce and _queue_up(session, sequence, scarce):
             continue
         if _try(state, session, sequence, news, now_ns) is not None:
             scarce[session.leases[sequence.lease_id].owner] = [sequence]
@@ -185,23 +184,6 @@ def _share_ceiling(state: CacheState, session: Session, ranked: list[SequenceRep
         give(state, ending, wanted - error.usable)
         place = next(place for place, item in enumerate(ranked) if item.lease_id == ending.lease_id)
         _refuse(state, session, ranked.pop(place), news, error)
-
-
-def _extended(leases: Mapping[LeaseId, Lease], sequence: SequenceReport, size: int) -> bool:
-    """Takes the most frequent news of all, in a tenth of the time: computed tokens in a block (of `size`) that is not
-    whole by them. False where it is anything else; then nothing was changed."""
-    lease_id, taken, tokens, sealed, copied, release, _ = sequence
-    lease = leases.get(lease_id)
-    if lease is None or release or copied or len(taken) or lease.copy is not None or lease.committed:
-        return False
-    end, odd = divmod(len(lease.tokens) + len(tokens), TOKEN_BYTES)
-    if odd or not lease.granted <= lease.sealed < sealed <= end or sealed > size * lease.num_blocks:
-        return False
-    if sealed >= size * (lease.num_published + 1) and lease.store:
-        return False
-    lease.tokens += tokens
-    lease.sealed = sealed
-    return True
 
 
 def _require_quota(state: CacheState, owner: int, count: int) -> None:

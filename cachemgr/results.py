@@ -100,6 +100,9 @@ class SequenceReport(NamedTuple):
     keep: Keep | None = None
 
 
+SequenceFields = tuple[LeaseId, BlockArray, bytes, int, bool, bool, Keep | None]  # what a `SequenceReport` is made of
+
+
 class Replacement(NamedTuple):
     """Entries `first_index`.. of the lease's table are now `blocks` (int32): the same tokens, published earlier."""
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from cachemgr.ids import BlockRun
 from cachemgr.leases import Deferred, Lease, Session, to_wire
-from cachemgr.nodes import Tree
+from cachemgr.nodes import NEVER, Node, Tree
+from cachemgr.radix import MAX_GROWN_BLOCKS
 from cachemgr.results import Replacement
 from cachemgr.state import CacheState
 from common.layout import TOKEN_BYTES
@@ -64,6 +65,29 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
     lease.num_published = end
     state.waits.progressed(lease)
     return replacement
+
+
+def leaf_to_grow(state: CacheState, lease: Lease) -> Node | None:
+    """The leaf that the next block of a lease lengthens; None where sealing it is more than that, or may be."""
+    first, index = lease.num_published, state.index
+    if not (lease.grew and first > lease.prefix_blocks) or state.weak_names is not None:
+        return None
+    node = index.forest.node_or_none(lease.table.item(first - 1))
+    if node is None or node.tree is not lease.tree or node.tail or node.children or node.anchored:
+        return None
+    num_blocks = len(node.blocks)
+    return node if num_blocks < MAX_GROWN_BLOCKS and node.start + num_blocks == first else None
+
+
+def grow(state: CacheState, lease: Lease, leaf: Node) -> None:
+    """As `seal` of one more block, sealed already, that lengthens the leaf which `leaf_to_grow` found."""
+    first, size = lease.num_published, state.index.block_bytes
+    tokens = bytes(lease.tokens[first * size : (first + 1) * size])
+    block = lease.table[first : first + 1].copy()
+    state.index.forest.extend(leaf, tokens, block, state.now_ns + lease.ttl_ns if lease.ttl_ns else NEVER)
+    state.publish(lease, first, tokens, block)
+    lease.num_published = first + 1
+    state.waits.progressed(lease)
 
 
 def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cachemgr.handles import Handles
 from cachemgr.report_messages import sequence_reports
+from cachemgr.results import SequenceReport as Told
 from common.errors import InvalidArgument
 from common.tokens import pack_tokens
 from decoder.cache_api import Report, SequenceReport
@@ -24,7 +25,8 @@ NOTHING = np.zeros(0, np.int32)
 
 def read(message: cache_pb2.ReportRequest) -> tuple[list[Any], dict[Any, Any]]:
     handles: Handles = SimpleNamespace(draw=lambda: (b"handle", b"name"))  # type: ignore[assignment]
-    return sequence_reports(message, handles, {})
+    told, malformed = sequence_reports(message, handles, {})
+    return [Told._make(fields) for fields in told], malformed
 
 
 def columns(**changes: Any) -> cache_pb2.ReportRequest:

@@ -1,0 +1,69 @@
+"""The commonest news of a report: a running sequence computed tokens, took a block of credit, filled one.
+
+It does what `reports.py` does with them, in a quarter of the time: a step of many sequences says little else.
+Invariant: a sequence is taken whole here or not touched, and whatever is not plain is left to `reports.py`, in its
+order: what might need room, split a node, replace a block, be refused. Called by `reports.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from cachemgr.leases import Lease, Session
+from cachemgr.results import SequenceFields, SequenceReport
+from cachemgr.sealing import grow, leaf_to_grow
+from cachemgr.state import CacheState
+from common.layout import TOKEN_BYTES
+
+
+def others(
+    state: CacheState, session: Session, sequences: Iterable[SequenceFields], waiting: Container[int]
+) -> Iterator[SequenceReport]:
+    """Takes what is plain of `sequences`, and yields the rest, each before the next one is looked at. Owners in
+    `waiting`, which may change meanwhile, have no room: of theirs nothing is plain."""
+    find, size = session.leases.get, state.block_tokens
+    for fields in sequences:
+        lease_id, taken, tokens, sealed, copied, release, _ = fields
+        lease = find(lease_id)
+        if (
+            lease is None
+            or release
+            or copied
+            or lease.copy is not None
+            or lease.committed
+            or (waiting and lease.owner in waiting)
+        ):
+            yield SequenceReport._make(fields)
+            continue
+        num_taken = len(taken)
+        end, odd = divmod(len(lease.tokens) + len(tokens), TOKEN_BYTES)
+        num_blocks = lease.num_blocks
+        if odd or not lease.granted <= lease.sealed < sealed <= end or sealed > size * (num_blocks + num_taken):
+            yield SequenceReport._make(fields)
+            continue
+        published = lease.num_published
+        leaf = None
+        if sealed >= size * (published + 1) and lease.store:
+            leaf = leaf_to_grow(state, lease) if sealed < size * (published + 2) else None
+            if leaf is None:
+                yield SequenceReport._make(fields)
+                continue
+        if num_taken and not _took_one(state, session, lease, taken.tolist()):
+            yield SequenceReport._make(fields)
+            continue
+        lease.tokens += tokens
+        lease.sealed = sealed
+        if leaf is not None:
+            grow(state, lease, leaf)
+
+
+def _took_one(state: CacheState, session: Session, lease: Lease, blocks: list[int]) -> bool:
+    """Moves one block of credit to a lease; False, and nothing was changed, where it is not that or the owner's ceiling
+    asks for room."""
+    owner = lease.owner
+    if len(blocks) != 1 or blocks[0] not in session.credit or state.quotas.has_ceiling(owner):
+        return False
+    session.credit.discard(blocks[0])
+    state.pool.ownership.give(blocks, owner)
+    lease.append(blocks)
+    return True
