@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from common.errors import Internal
@@ -24,7 +25,8 @@ def pack(blocks: torch.Tensor, block_ids: torch.Tensor, buffer: torch.Tensor) ->
     `blocks` is the arena, contiguous, first dimension the block. Raises Internal on shapes or ids that do not fit.
     """
     rows = _check(blocks, block_ids, buffer)
-    torch.index_select(rows, 0, block_ids, out=buffer)
+    # NumPy copies whole rows; torch's gather of bytes goes one by one.
+    np.take(rows.numpy(), block_ids.numpy(), axis=0, out=buffer.numpy(), mode="clip")
     buffer[block_ids == 0] = 0
 
 
@@ -32,4 +34,4 @@ def unpack(blocks: torch.Tensor, block_ids: torch.Tensor, buffer: torch.Tensor) 
     """Copy rows i of `buffer` to blocks block_ids[i], which are distinct; block 0 takes nothing."""
     rows = _check(blocks, block_ids, buffer)
     real = block_ids != 0
-    rows.index_copy_(0, block_ids[real].long(), buffer[real])
+    rows.numpy()[block_ids[real].numpy()] = buffer[real].numpy()

@@ -19,4 +19,4 @@ def scrub(blocks: torch.Tensor, block_ids: torch.Tensor, *, poison: bool = False
         raise Internal("a block id is outside the arena")
     # All bits set are NaN in every type of keys and values, and in scales.
     rows = blocks.view(blocks.shape[0], -1).view(torch.uint8)
-    rows.index_fill_(0, block_ids[block_ids != 0].long(), 0xFF if poison else 0)
+    rows.numpy()[block_ids[block_ids != 0].numpy()] = 0xFF if poison else 0
