@@ -26,12 +26,14 @@ def pack(blocks: torch.Tensor, block_ids: torch.Tensor, buffer: torch.Tensor) ->
     """
     rows = _check(blocks, block_ids, buffer)
     # NumPy copies whole rows; torch's gather of bytes goes one by one.
-    np.take(rows.numpy(), block_ids.numpy(), axis=0, out=buffer.numpy(), mode="clip")
-    buffer[block_ids == 0] = 0
+    ids, packed = block_ids.numpy(), buffer.numpy()
+    np.take(rows.numpy(), ids, axis=0, out=packed, mode="clip")
+    packed[ids == 0] = 0
 
 
 def unpack(blocks: torch.Tensor, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
     """Copy rows i of `buffer` to blocks block_ids[i], which are distinct; block 0 takes nothing."""
     rows = _check(blocks, block_ids, buffer)
-    real = block_ids != 0
-    rows.numpy()[block_ids[real].numpy()] = buffer[real].numpy()
+    ids, packed = block_ids.numpy(), buffer.numpy()
+    real = ids != 0
+    rows.numpy()[ids[real]] = packed if real.all() else packed[real]
