@@ -17,7 +17,7 @@ from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.report_messages import report_message, sequence_reports
-from cachemgr.results import ScopeSpan, Waiting
+from cachemgr.results import NOTHING_TAKEN, ScopeSpan, Waiting
 from cachemgr.scopes import check_owner, resolve_prefix
 from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
 from cachemgr.sessions import Sessions
@@ -114,9 +114,11 @@ class Operations:
         applied_revision: int,
     ) -> cache_pb2.SessionResponse:
         """Take what a step did; sequences that are malformed lose their lease, the others are done."""
-        returned = unpack_blocks(request.returned_blocks, "report.returned_blocks")
-        for name in ("generated_tokens", "preemptions"):
-            check_most(f"report.{name}", getattr(request, name), MAX_COUNT)
+        raw = request.returned_blocks
+        returned = unpack_blocks(raw, "report.returned_blocks") if raw else NOTHING_TAKEN
+        generated, preemptions = request.generated_tokens, request.preemptions
+        check_most("report.generated_tokens", generated, MAX_COUNT)
+        check_most("report.preemptions", preemptions, MAX_COUNT)
         wanted = min(request.wanted_blocks, MAX_WANTED)
         handles: dict[bytes, bytes] = {}  # by name; most reports keep nothing
         sequences, malformed = sequence_reports(request, self._handles, handles)
@@ -125,8 +127,8 @@ class Operations:
             sequences,
             returned=returned,
             wanted=wanted,
-            generated_tokens=request.generated_tokens,
-            preemptions=request.preemptions,
+            generated_tokens=generated,
+            preemptions=preemptions,
             queued=request.queued_requests,
             applied_revision=applied_revision,
             now_ns=self._clocks.steady_ns(),

@@ -96,8 +96,8 @@ def _give(sequences: list[SequenceFields], num_taken: list[int], taken: BlockArr
     place = 0
     for number, count in enumerate(num_taken):
         if count:
-            lease, _, *others = sequences[number]
-            sequences[number] = (lease, taken[place : place + count], *others)
+            lease, _, tokens, sealed, copied, release, keep = sequences[number]
+            sequences[number] = (lease, taken[place : place + count], tokens, sealed, copied, release, keep)
             place += count
 
 

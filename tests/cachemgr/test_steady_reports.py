@@ -126,7 +126,7 @@ def test_the_short_way_does_what_the_long_way_does(seed: int, ceiling: int, monk
             steps.step(number)
         return steps.seen()
 
-    num_long = 0
+    num_long = num_all = 0
 
     def counted(state: Any, session: Any, sequences: Any, waiting: Any) -> Iterator[SequenceReport]:
         nonlocal num_long
@@ -140,7 +140,6 @@ def test_the_short_way_does_what_the_long_way_does(seed: int, ceiling: int, monk
             num_all += 1
             yield SequenceReport._make(fields)
 
-    num_all = 0
     monkeypatch.setattr(reports, "others", counted)
     short = run()
     monkeypatch.setattr(reports, "others", everything)
