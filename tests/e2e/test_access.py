@@ -156,7 +156,7 @@ def test_garbage_on_every_socket_leaves_the_node_serving(node: Node, solo: Solo,
     host, port = node.target.split(":")
     sockets: list[tuple[int, str | tuple[str, int]]] = [(socket.AF_INET, (host, int(port)))]
     sockets += [(socket.AF_UNIX, str(path)) for path in sorted(node.paths.run_dir.glob("*.sock"))]
-    assert len(sockets) == 5, sockets
+    assert len(sockets) == 6, sockets
     request = make_request(prompts.tokens(2 * B), new=200)
     running = node.background(request)
     pids = {name: process.pid for name, process in node.processes.items()}
