@@ -25,6 +25,7 @@ class Connection:
     )
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     session: SessionId | None = None
+    attach_sent_ns: int = 0  # by its decoder's clock
     last_sequence: int = 0
     closed: bool = False
 

@@ -169,6 +169,8 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         if connection.session is not None:
             raise FailedPrecondition("this stream is attached already", reason="ATTACHED")
         self._owner.check_protocol(request.protocol_version)  # first: another version may say the rest in other fields
+        self._sessions.check_order(request.process_id, request.decoder_name, request.sent_ns)
+        connection.attach_sent_ns = request.sent_ns
         older = request.HasField("resume") and request.resume.epoch != self._owner.epoch
         known = older and self._sessions.has_claimed(request.resume.epoch, SessionId(request.resume.session_id))
         if older and not known and self._owner.succession.orphan is not None:

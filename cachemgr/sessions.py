@@ -15,6 +15,7 @@ from typing import Final
 
 from cachemgr.aborts import Aborts
 from cachemgr.arena.handoff import Handoff
+from cachemgr.attach_order import AttachOrder
 from cachemgr.clocks import Clocks
 from cachemgr.grants import AcceptedGrants
 from cachemgr.ids import SessionId
@@ -40,10 +41,17 @@ class Sessions:
         self._processes = Processes(self._process_ended)
         self._links: dict[SessionId, Link] = {}
         self._aborts = Aborts()
+        self._order = AttachOrder()
         self._log = get_logger()
 
     def __len__(self) -> int:
         return len(self._links)
+
+    def check_order(self, process_id: int, decoder_name: str, sent_ns: int) -> None:
+        """Raises FailedPrecondition, and counts it as fenced, where the decoder has been heard with a later attach."""
+        if self._order.is_overtaken(process_id, decoder_name, sent_ns):
+            self.count_fenced()
+            raise FailedPrecondition("a later attach of this decoder was heard before", reason="ATTACH_OVERTAKEN")
 
     def attach(self, connection: Connection, manager: CacheManager, decoder_name: str, process_id: int) -> Link:
         """Make `connection` a new session of the manager. What the same decoder of the same process had is over."""
@@ -58,6 +66,7 @@ class Sessions:
         session = manager.attach(decoder_name=decoder_name, process_id=process_id, now_ns=self._clocks.steady_ns())
         link = self._links[session] = Link(session, decoder_name, process_id, connection)
         connection.session = session
+        self._order.heard(process_id, decoder_name, connection.attach_sent_ns)
         self._log.info("session_attached", session=session, decoder=decoder_name, process_id=process_id)
         return link
 
@@ -91,6 +100,7 @@ class Sessions:
             link.connection.close()  # it is broken, and was not seen to be
         link.connection, link.reclaiming = connection, False
         connection.session = link.session
+        self._order.heard(link.process_id, link.decoder_name, connection.attach_sent_ns)
         self._log.info("session_resumed", session=link.session, process_id=link.process_id)
 
     def disconnected(self, connection: Connection) -> None:
@@ -147,6 +157,8 @@ class Sessions:
         self.tell_ready()
         if not safe:
             self._processes.quarantine(process_id, session, link.decoder_name)
+        elif not self._processes.can_write(process_id) and not self._has_sessions(process_id):
+            self._order.forget(process_id)
         self._log.info(
             "session_ended",
             session=session,
@@ -154,6 +166,9 @@ class Sessions:
             freed_blocks=outcome.freed_blocks,
             quarantined_blocks=outcome.quarantined_blocks,
         )
+
+    def _has_sessions(self, process_id: int) -> bool:
+        return any(link.process_id == process_id for link in self._links.values())
 
     def accepted_grants(self, session: SessionId) -> AcceptedGrants:
         """The grants that the session was leased blocks for."""
@@ -247,4 +262,5 @@ class Sessions:
         for session in quarantined:
             freed = self._owner.require().process_gone(session)
             self._log.info("quarantine_released", session=session, blocks=freed, cause="process_ended")
+        self._order.forget(process_id)
         self._owner.process_dead(process_id)

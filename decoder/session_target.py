@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,11 @@ class SessionTarget:
     gpu: Gpu | None = None
 
     def attach_message(self) -> cache_pb2.AttachRequest:
-        """An attach of this process, without a resume."""
+        """An attach of this process, without a resume, to be sent now."""
         return cache_pb2.AttachRequest(
             protocol_version=PROTOCOL_VERSION,
             decoder_name=self.decoder_name,
             layout=layout_message(self.layout),
             process_id=os.getpid(),
+            sent_ns=time.monotonic_ns(),
         )

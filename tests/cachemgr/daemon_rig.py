@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,13 +98,16 @@ class SessionClient:
             assert response.sequence == 0, "an answer that was not waited for"
 
 
-def attach_request(*, name: str = "d0", process_id: int | None = None, **layout: Any) -> cache_pb2.AttachRequest:
-    """An attach with the rig's layout, some fields changed."""
+def attach_request(
+    *, name: str = "d0", process_id: int | None = None, sent_ns: int | None = None, **layout: Any
+) -> cache_pb2.AttachRequest:
+    """An attach with the rig's layout, some fields changed; sent now unless it says otherwise."""
     return cache_pb2.AttachRequest(
         protocol_version=PROTOCOL_VERSION,
         decoder_name=name,
         layout=layout_message(**layout),
         process_id=os.getpid() if process_id is None else process_id,
+        sent_ns=time.monotonic_ns() if sent_ns is None else sent_ns,
     )
 
 

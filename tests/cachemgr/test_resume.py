@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 import grpc
@@ -247,5 +248,81 @@ def test_attaching_anew_ends_the_session_that_is_away() -> None:
         _, response = await mapped.attach(mapped.resume())
         assert response.failure.reason == "SESSION_OVER"
         assert await rig.is_sound()
+
+    run(body, **PATIENT)
+
+
+def test_a_resume_that_a_later_one_overtook_is_refused() -> None:
+    """What was presented on a stream that was given up comes after the decoder has come back and leased more: it is
+    refused and counted as fenced, and the session goes on with its leases and its stream."""
+
+    async def body(rig: Rig) -> None:
+        mapped = await Mapped.open(rig)
+        await mapped.broken()
+        sent_ns = time.monotonic_ns()
+        stream, response = await mapped.attach(mapped.resume())
+        assert response.attach.resumed
+        newer = (await stream.ask(acquire=acquire_request(await rig.grant(), [7] * 5))).acquire
+        late, response = await mapped.attach(mapped.resume(), sent_ns=sent_ns)
+        assert response.failure.reason == "ATTACH_OVERTAKEN", response
+        assert (await late.ask(heartbeat=cache_pb2.HeartbeatRequest())).failure.reason == "NOT_ATTACHED"
+        assert await counts(rig, leases=2, sessions=1, fenced_operations=1)
+        done = [{"lease_id": lease, "release": True} for lease in (mapped.lease.lease_id, newer.lease_id)]
+        answer = await stream.ask(
+            report=report_request(*done, returned_blocks=pack_tokens(mapped.credit[1:])),
+            applied_revision=(await rig.snapshot()).revision,
+        )
+        assert not answer.report.refusals
+        assert await rig.is_quiet()
+
+    run(body, **PATIENT)
+
+
+def test_an_attach_that_a_later_one_overtook_ends_no_session() -> None:
+    """A first attach that was given up comes when the decoder is attached by another: refused, and the session that
+    serves is not taken for one that its decoder has let go, so that it waits when its stream breaks."""
+
+    async def body(rig: Rig) -> None:
+        sent_ns = time.monotonic_ns()
+        mapped = await Mapped.open(rig)
+        response = await (await rig.session()).ask(attach=attach_request(sent_ns=sent_ns))
+        assert response.failure.reason == "ATTACH_OVERTAKEN", response
+        assert await counts(rig, leases=1, sessions=1, fenced_operations=1)
+        await mapped.broken()
+        assert await counts(rig, leases=1, sessions=1, credit_blocks=2)
+        other = await (await rig.session()).ask(attach=attach_request(sent_ns=sent_ns, name="d1"))
+        assert other.WhichOneof("result") == "attach", "another decoder of the process has an order of its own"
+        _, response = await mapped.attach(mapped.resume())
+        assert response.attach.resumed
+
+    run(body, **PATIENT)
+
+
+def test_an_attach_that_a_later_one_overtook_ends_no_quarantine() -> None:
+    """What a silent decoder may still write stays out of use until an attach that it sent after all others comes."""
+
+    async def body(rig: Rig) -> None:
+        sent_ns = time.monotonic_ns()
+        await Mapped.open(rig)
+        await eventually_async(lambda: counts(rig, sessions=0, quarantined_blocks=3))
+        response = await (await rig.session()).ask(attach=attach_request(sent_ns=sent_ns))
+        assert response.failure.reason == "ATTACH_OVERTAKEN", response
+        assert await counts(rig, sessions=0, quarantined_blocks=3)
+        await rig.attach()
+        assert await counts(rig, sessions=1, quarantined_blocks=0)
+
+    run(body, **SHORT)
+
+
+def test_a_process_that_has_nothing_here_is_not_remembered() -> None:
+    """Decoders that attach under ever new names and never map the arena leave nothing behind when they are gone."""
+
+    async def body(rig: Rig) -> None:
+        for number in range(3):
+            client = await rig.attach(name=f"d{number}")
+            assert rig.daemon._sessions._order._newest
+            await client.close()
+            await eventually_async(lambda: counts(rig, sessions=0))
+        assert not rig.daemon._sessions._order._newest
 
     run(body, **PATIENT)

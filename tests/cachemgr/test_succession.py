@@ -535,8 +535,9 @@ def test_a_death_while_it_adopts_is_survived() -> None:
 
 def test_a_claim_whose_answer_was_lost_is_answered_again() -> None:
     """The daemon lives on and serves already; the decoder, whose stream broke, presents once more what it held under
-    the daemon before, one sequence longer meanwhile and one over: it has its session and leases. A wrong token gets
-    nothing, and once the decoder has reported, nobody goes on as the old session."""
+    the daemon before, one sequence longer meanwhile and one over: it has its session and leases. A wrong token, and a
+    claim that was sent before the one that was heard, get nothing, and once the decoder has reported, nobody goes on as
+    the old session."""
 
     async def body() -> None:
         async with killable() as node:
@@ -555,7 +556,9 @@ def test_a_claim_whose_answer_was_lost_is_answered_again() -> None:
             client = SessionClient(node.internal)
             wanted = (await client.ask(attach=decoder.resume_request(credit_blocks=credit))).attach
             await asyncio.to_thread(return_arena, node.paths.arena_socket, wanted.arena_token, decoder.fd)
+            overtaken = decoder.resume_request()
             lost = (await client.ask(attach=decoder.resume_request(credit_blocks=credit))).attach
+            failed(await SessionClient(node.internal).ask(attach=overtaken), "ATTACH_OVERTAKEN")
             assert [bool(lease) for lease in lost.leases] == [True, True, False]
             old = decoder.session, decoder.epoch, decoder.token
             wrong = await SessionClient(node.internal).ask(attach=decoder.resume_request(resume_token=bytes(16)))

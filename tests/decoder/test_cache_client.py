@@ -105,6 +105,14 @@ def run(body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
     asyncio.run(inside())
 
 
+def test_each_attach_of_a_process_is_sent_after_the_ones_before() -> None:
+    """By the number that it carries, whichever client of the process sends it: so the daemon knows their order."""
+    targets = [SessionTarget("unix:a", "", Path("b"), RecallModel().layout, KEY, name) for name in ("d0", "d1", "d0")]
+    sent = [target.attach_message().sent_ns for target in targets for _ in range(3)]
+    assert sent[0] > 0
+    assert sent == sorted(set(sent))
+
+
 def test_requests_over_the_wire_equal_their_solo_runs_and_leave_nothing() -> None:
     """Prefix hits by copy, samples by fork and growth by credit, all through the daemon's sockets."""
 

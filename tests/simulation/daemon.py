@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cachemgr.adoption import LIMBO
+from cachemgr.attach_order import AttachOrder
 from cachemgr.ids import LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
 from cachemgr.recovery import recover
@@ -72,6 +73,7 @@ class SimDaemon:
         for number, quota in enumerate(scenario.quotas, 1):
             self.manager.set_quota(TenantId(f"tenant-{number}"), quota)
         self.streams: dict[int, Stream] = {}
+        self.order = AttachOrder()
         self.dead = world.dead
         self.absent: dict[tuple[int, SessionId], int] = {}  # processes that may hold what nobody has claimed
         self.adopted_until = 0
@@ -128,7 +130,7 @@ class SimDaemon:
 
     def _run(self, stream: Stream, operation: Any) -> Any:
         if isinstance(operation, messages.Attach):
-            return self._attach(stream, operation)
+            return self._attach_in_order(stream, operation)
         if stream.session is None:
             raise FailedPrecondition("the first operation of a stream is attach", reason="NOT_ATTACHED")
         stream.last_operation = operation
@@ -260,6 +262,15 @@ class SimDaemon:
             missing -= view.credit_blocks
 
     # ---- sessions
+
+    def _attach_in_order(self, stream: Stream, operation: messages.Attach) -> messages.Attached:
+        whose = (operation.process_id, operation.decoder, operation.sent_ns)
+        if self.order.is_overtaken(*whose):
+            self._say(f"hears {operation.decoder} after a later attach of it")
+            raise FailedPrecondition("a later attach of this decoder was heard before", reason="ATTACH_OVERTAKEN")
+        attached = self._attach(stream, operation)
+        self.order.heard(*whose)
+        return attached
 
     def _attach(self, stream: Stream, operation: messages.Attach) -> messages.Attached:
         if operation.resume is not None:
@@ -417,6 +428,7 @@ class SimDaemon:
 
     def process_ended(self, process_id: int) -> None:
         """A decoder's process is known to be dead."""
+        self.order.forget(process_id)
         self._returned(process_id)
         for stream in [item for item in self.streams.values() if item.process_id == process_id]:
             stream.is_broken = True

@@ -124,7 +124,7 @@ class SimDecoder:
         if self.session is not None:
             resume = messages.Resume(self.session, self.epoch, *self.engine.holdings())
             self.say(f"presents {len(resume.held)} sequences")
-        self.ask(messages.Attach(self.name, self.process_id, resume), None)
+        self.ask(messages.Attach(self.name, self.process_id, self.kernel.now_ns, resume), None)
 
     def ask(self, operation: Any, about: Any) -> None:
         """Sends an operation; `about` comes back with its answer."""

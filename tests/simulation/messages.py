@@ -17,10 +17,11 @@ from tests.simulation.workload import Request
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First on a stream; `resume` goes on with the session of an earlier one."""
+    """First on a stream; `resume` goes on with the session of an earlier one. `sent_ns` by the decoder's clock."""
 
     decoder: str
     process_id: int
+    sent_ns: int
     resume: Resume | None = None
 
 

@@ -159,18 +159,20 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol_version", "decoder_name", "layout", "process_id", "resume")
+    __slots__ = ("protocol_version", "decoder_name", "layout", "process_id", "resume", "sent_ns")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DECODER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     decoder_name: str
     layout: _common_pb2.KvLayout
     process_id: int
     resume: SessionResume
-    def __init__(self, protocol_version: _Optional[int] = ..., decoder_name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., process_id: _Optional[int] = ..., resume: _Optional[_Union[SessionResume, _Mapping]] = ...) -> None: ...
+    sent_ns: int
+    def __init__(self, protocol_version: _Optional[int] = ..., decoder_name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., process_id: _Optional[int] = ..., resume: _Optional[_Union[SessionResume, _Mapping]] = ..., sent_ns: _Optional[int] = ...) -> None: ...
 
 class SessionResume(_message.Message):
     __slots__ = ("session_id", "epoch", "resume_token", "arena_nonce", "sequences", "credit_blocks")
