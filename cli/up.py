@@ -25,7 +25,7 @@ from common.credentials import read_secret
 from common.errors import TesseraError
 from common.paths import default_state_dir
 
-READY_SECONDS = 300.0
+READY_SECONDS = 900.0  # busy cores may compile kernels for minutes; a child that dies too often ends the wait sooner
 GRACE_BEYOND_DRAIN_SECONDS = 5.0
 EPHEMERAL = "--ephemeral"
 
