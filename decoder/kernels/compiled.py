@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -40,6 +41,25 @@ def entry(function: Any) -> Any:
 def cached_entry(function: Any) -> Any:
     """Compile a function that Python calls, and keep the machine code on disk."""
     return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+
+
+def cached_entries(function: Any) -> Callable[[Any], Any]:
+    """`cached_entry` for each kernel set, the first argument of `function`: gives the entry of a set.
+
+    Each set has files of its own. Numba numbers the machine code of one function in the order in which it is compiled:
+    two processes that compile two sets at once may give both the same number, and then a set runs another's code.
+    """
+    entries: dict[str, Any] = {}
+
+    def of(kernels: Any) -> Any:
+        name = f"{type(kernels).__name__}_{type(kernels.storage).__name__}"
+        if name not in entries:
+            copy = FunctionType(function.__code__, function.__globals__, function.__name__)
+            copy.__module__, copy.__qualname__ = function.__module__, f"{function.__qualname__}_{name}"
+            entries[name] = cached_entry(copy)
+        return entries[name]
+
+    return of
 
 
 def intrinsic(function: Any) -> Any:

@@ -24,7 +24,7 @@ from decoder.kernels import frame as f
 from decoder.kernels import sets
 from decoder.kernels.attention import attention, combine
 from decoder.kernels.attention_plan import plan_attention
-from decoder.kernels.compiled import cached_entry
+from decoder.kernels.compiled import cached_entries
 from decoder.kernels.rows import rotate_and_write
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.kernels.step import source_fingerprint
@@ -56,7 +56,7 @@ def _write(kernels: Any, frame: Any, rank: int) -> None:
 
 for _function in (_attend, _write):
     _function.__qualname__ = f"{_function.__name__}_{source_fingerprint()}"
-_run_attention, _run_write = cached_entry(_attend), cached_entry(_write)
+_attention_of, _write_of = cached_entries(_attend), cached_entries(_write)
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -141,7 +141,8 @@ class OneLayer:
     def write(self, batch_rows: int) -> None:
         """Run `rotate_and_write` on `batch_rows` rows of QKV."""
         self.frame[f.TOKENS] = batch_rows
-        _on_threads(self.threads, lambda rank: _run_write(self.kernels, self.frame, rank))
+        write = _write_of(self.kernels)
+        _on_threads(self.threads, lambda rank: write(self.kernels, self.frame, rank))
 
     def lay_out(self, batch: StepBatch, scale: float, window: int, soft_cap: float) -> None:
         """Plan the attention of a batch whose queries are laid out; `attend` then computes it."""
@@ -177,9 +178,10 @@ class OneLayer:
     def attend(self) -> None:
         """Attention of the batch that is laid out; rows go to MIXED. May be called again."""
         self.counters[:] = 0
-        _on_threads(self.threads, lambda rank: _run_attention(self.kernels, self.frame, rank, False))
+        attend = _attention_of(self.kernels)
+        _on_threads(self.threads, lambda rank: attend(self.kernels, self.frame, rank, False))
         if self.frame[f.NUM_PARTIALS]:
-            _on_threads(self.threads, lambda rank: _run_attention(self.kernels, self.frame, rank, True))
+            _on_threads(self.threads, lambda rank: attend(self.kernels, self.frame, rank, True))
 
 
 def check_tables(tables: NDArray[np.int32], lengths: NDArray[np.int64], arena: torch.Tensor) -> None:

@@ -85,6 +85,7 @@ class CausalLM:
         frame[f.EXPERT_UP_BYTES], frame[f.EXPERT_DOWN_BYTES] = self._weights.expert_bytes
         self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
         self._team: sync.Team | None = None
+        self._run: Callable[[int], None]
 
     def _choose(self, kernels: str) -> sets.Kernels:
         if kernels not in KERNEL_SETS:
@@ -110,15 +111,15 @@ class CausalLM:
         """
         self._check(batch, arena)
         if self._team is None:
-            step.compile_for(self._kernels)
+            self._run = functools.partial(step.compile_for(self._kernels), self._kernels, self._frame)
             self._team = sync.Team(self.threads)
             self._frame[f.CONTROL] = self._team.control
-            self._team.start(functools.partial(step.run, self._kernels, self._frame))
+            self._team.start(self._run)
             # The workers hold no reference to the model, so that dropping it ends them.
             weakref.finalize(self, self._team.close)
         logits = self._workspace.prepare(batch, arena)
         if batch.token_ids.size:
-            step.run(self._kernels, self._frame, 0)
+            self._run(0)
         return logits
 
     def pack_adapter(self, layers: tuple[Layer, ...]) -> AdapterWeights:
