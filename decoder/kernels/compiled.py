@@ -6,15 +6,12 @@ from compiled code only, which spares a wrapper per function.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import numba
-from llvmlite import ir
-from numba import extending, types
-from numba.core import cgutils
+from numba import extending
 
 
 def kernel(function: Any) -> Any:
@@ -65,34 +62,6 @@ def cached_entries(function: Any) -> Callable[[Any], Any]:
 def intrinsic(function: Any) -> Any:
     """Make a function that emits LLVM code callable from kernels."""
     return extending.intrinsic(function)
-
-
-def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
-    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own, never inlined.
-
-    So it is optimised once, not with each of its callers again, and all registers are its own.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * operands)
-        callee = cgutils.get_or_insert_function(builder.module, kind, f"tessera_{name}")  # type: ignore[no-untyped-call]
-        if callee.is_declaration:
-            callee.linkage = "linkonce_odr"
-            callee.attributes.add("noinline")
-            inside = ir.IRBuilder(callee.append_basic_block())
-            emit(inside, callee.args)
-            inside.ret_void()
-        builder.call(callee, args)
-        return context.get_dummy_value()
-
-    def declare(typing_context: Any, *arguments: Any) -> Any:
-        return types.void(*([types.int64] * operands)), generate
-
-    # Numba reads the number of operands from the signature.
-    names = ["typing_context", *(f"operand_{index}" for index in range(operands))]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    declare.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in names])  # type: ignore[attr-defined]
-    return extending.intrinsic(declare)
 
 
 def variant(function: Any) -> Callable[[Any], Any]:
