@@ -111,6 +111,7 @@ class OneLayer:
                 raise Internal("scales do not lie in their blocks")
             frame[f.SCALES] = scales.data_ptr() + layer * scales.stride(1) * 2 - base
         self.layer_row = self.hold(f.LAYERS, np.zeros(f.LAYER_WORDS, np.int64))
+        self.counters = self.hold(f.COUNTERS, np.zeros(f.COUNTER_BYTES // 8, np.int64))
         self.point(f.TABLES, tables.contiguous())
         frame[f.TABLE_WIDTH] = tables.shape[1]
 
@@ -143,8 +144,8 @@ class OneLayer:
         write = _write_of(self.kernels)
         _on_threads(self.threads, lambda rank: write(self.kernels, self.frame, rank))
 
-    def attend(self, batch: StepBatch, scale: float, window: int, soft_cap: float) -> None:
-        """Attention of a batch whose queries are laid out; rows go to MIXED."""
+    def lay_out(self, batch: StepBatch, scale: float, window: int, soft_cap: float) -> None:
+        """Plan the attention of a batch whose queries are laid out; `attend` then computes it."""
         frame, group = self.frame, self.group
         # A score becomes an exponent of two; with a cap its scale and log2(e) are in the cap's two numbers.
         numbers = [1.0 if soft_cap else scale * _LOG2_E]
@@ -160,7 +161,7 @@ class OneLayer:
         for index, array in (
             (f.POSITIONS, batch.positions), (f.CONTEXT_LENS, batch.context_lens), (f.TASKS, plan.tasks),
             (f.PART_STARTS, plan.part_starts), (f.PARTS, plan.parts), (f.MEMBERS, plan.members),
-            (f.TABLES, batch.block_tables), (f.COUNTERS, np.zeros(8, np.int64)),
+            (f.TABLES, batch.block_tables),
         ):  # fmt: skip
             self.hold(index, np.ascontiguousarray(array))
         frame[f.NUM_TASKS], frame[f.NUM_PARTIALS], frame[f.NUM_DECODES] = (
@@ -173,10 +174,14 @@ class OneLayer:
         self.hold(f.SCRATCH, np.zeros(self.threads * int(frame[f.SCRATCH_BYTES]), np.uint8))
         states = plan.num_slots * self.kv_heads * -(-group // 16)
         self.hold(f.PARTIALS, np.zeros(states * int(frame[f.STATE_BYTES]) + 64, np.uint8))
+
+    def attend(self) -> None:
+        """Attention of the batch that is laid out; rows go to MIXED. May be called again."""
+        self.counters[:] = 0
         attend = _attention_of(self.kernels)
-        _on_threads(self.threads, lambda rank: attend(self.kernels, frame, rank, False))
-        if plan.num_slots:
-            _on_threads(self.threads, lambda rank: attend(self.kernels, frame, rank, True))
+        _on_threads(self.threads, lambda rank: attend(self.kernels, self.frame, rank, False))
+        if self.frame[f.NUM_PARTIALS]:
+            _on_threads(self.threads, lambda rank: attend(self.kernels, self.frame, rank, True))
 
 
 def check_tables(tables: NDArray[np.int32], lengths: NDArray[np.int64], arena: torch.Tensor) -> None:
@@ -208,7 +213,8 @@ def attend_rows(
     planes[:, : tokens * call.group] = rows.reshape(call.kv_heads, -1, head_dim)
     mixed = call.point(f.MIXED, torch.empty((tokens, heads, head_dim)))
     sums = call.point(f.LOG_SUMS, torch.empty((tokens, heads)))
-    call.attend(batch, scale, window, soft_cap)
+    call.lay_out(batch, scale, window, soft_cap)
+    call.attend()
     output.copy_(mixed)
     if log_sums is not None:
         log_sums.copy_(sums)
