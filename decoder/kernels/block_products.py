@@ -10,12 +10,13 @@ shares the step. Called by `linear.py` and `experts.py`, which give it room for 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import numpy as np
 
 from decoder.kernels import amx, simd
-from decoder.kernels.compiled import kernel, variant
+from decoder.kernels.compiled import kernel, made_kernel, variant
 from decoder.kernels.frame import ROW_BLOCK
 from decoder.kernels.row_tiles import (
     LINE_BYTES,
@@ -58,6 +59,7 @@ def _run_steps(steps: int) -> int:
     return ((steps + runs - 1) // runs + 15) & ~15
 
 
+@functools.cache
 def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
     """A function that multiplies rows [depth] of float32 by a pair of column blocks, in as many tiles as they need."""
     parts = tuple(part for parts in passes for part in parts)
@@ -66,7 +68,9 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
     # One row: its weights pass once, so all of its sums are kept at the same time.
     single, several = row_tile((1,), 2, (parts,)), row_tile(range(2, most + 1), block_step, passes)
 
-    @kernel
+    name = f"{passes}_{tile.rows}_{tile.blocks}"
+
+    @made_kernel(name)
     def run_of_k(
         a: int, stride: int, rows: int, w: int, wide: int, steps: int, sums: int, ahead: int, pace: int
     ) -> None:
@@ -78,7 +82,7 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
             several(size, start, stride, w, wide, steps, target, odd, ahead, pace)
             ahead, row = ahead + num_passes * steps * pace, row + size
 
-    @kernel
+    @made_kernel(name)
     def multiply(a: int, stride: int, rows: int, depth: int, weights: int, sums: int) -> None:
         steps = depth // halves
         wide, run = steps * LINE_BYTES, _run_steps(steps)

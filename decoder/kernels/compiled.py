@@ -6,16 +6,47 @@ from compiled code only, which spares a wrapper per function.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import numba
-from numba import extending
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+_made: set[str] = set()
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function that only compiled code calls."""
+    """Compile a function that only compiled code calls. Raises TypeError for one made in a function (`made_kernel`)."""
+    if "<locals>" in function.__qualname__:
+        raise TypeError(f"{function.__qualname__} is made in a function; give it a name of its own by made_kernel")
+    return _compiled(function)
+
+
+def made_kernel(name: str) -> Callable[[Any], Any]:
+    """`kernel` for what a function makes out of its arguments; `name` tells it from all else that is made so.
+
+    Numba names machine code after the function, its argument types and a number that counts the functions of the
+    process that compiled it. Two made from one text differ in that number alone; loaded from the caches of two
+    processes they can have the same one, and then the first loaded serves the callers of both.
+    Raises ValueError for a name that is in use.
+    """
+
+    def make(function: Any) -> Any:
+        whole = f"{function.__qualname__.replace('.<locals>', '')}_{name}"
+        if (known := f"{function.__module__}.{whole}") in _made:
+            raise ValueError(f"a kernel {known} was made before")
+        _made.add(known)
+        function.__qualname__ = whole
+        return _compiled(function)
+
+    return make
+
+
+def _compiled(function: Any) -> Any:
     options: dict[str, Any] = {
         "nogil": True,
         "error_model": "numpy",
@@ -62,6 +93,34 @@ def cached_entries(function: Any) -> Callable[[Any], Any]:
 def intrinsic(function: Any) -> Any:
     """Make a function that emits LLVM code callable from kernels."""
     return extending.intrinsic(function)
+
+
+def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
+    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own, never inlined.
+
+    So it is optimised once, not with each of its callers again, and all registers are its own.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * operands)
+        callee = cgutils.get_or_insert_function(builder.module, kind, f"tessera_{name}")  # type: ignore[no-untyped-call]
+        if callee.is_declaration:
+            callee.linkage = "linkonce_odr"
+            callee.attributes.add("noinline")
+            inside = ir.IRBuilder(callee.append_basic_block())
+            emit(inside, callee.args)
+            inside.ret_void()
+        builder.call(callee, args)
+        return context.get_dummy_value()
+
+    def declare(typing_context: Any, *arguments: Any) -> Any:
+        return types.void(*([types.int64] * operands)), generate
+
+    # Numba reads the number of operands from the signature.
+    names = ["typing_context", *(f"operand_{index}" for index in range(operands))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    declare.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in names])  # type: ignore[attr-defined]
+    return extending.intrinsic(declare)
 
 
 def variant(function: Any) -> Callable[[Any], Any]:

@@ -136,6 +136,40 @@ def _emit_splat(builder: Any, value: Any, kind: Any = _VF32) -> Any:
     return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_VI32, [0] * LANES))
 
 
+def _emit_load_f32(builder: Any, address: Any) -> Any:
+    return builder.load(_pointer(builder, address, _VF32), align=4)
+
+
+def _emit_store_f32(builder: Any, address: Any, vector: Any) -> None:
+    builder.store(vector, _pointer(builder, address, _VF32), align=4)
+
+
+def _emit_splat_f32(builder: Any, address: Any) -> Any:
+    return _emit_splat(builder, builder.load(_pointer(builder, address, _F32), align=4))
+
+
+def _emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    return _call(builder, "llvm.fma.v16f32", _VF32, [x, y, z])
+
+
+def _emit_below_lane(builder: Any, vector: Any, count: Any, fill: Any) -> Any:
+    lanes = ir.Constant(_VI32, list(range(LANES)))
+    inside = builder.icmp_signed("<", lanes, _emit_splat(builder, builder.trunc(count, _I32), _VI32))
+    return builder.select(inside, vector, _emit_splat(builder, fill))
+
+
+def _emit_from_lane(builder: Any, vector: Any, count: Any, fill: Any) -> Any:
+    lanes = ir.Constant(_VI32, list(range(LANES)))
+    inside = builder.icmp_signed(">=", lanes, _emit_splat(builder, builder.trunc(count, _I32), _VI32))
+    return builder.select(inside, vector, _emit_splat(builder, fill))
+
+
+def _emit_copy_16_bytes(builder: Any, target: Any, source: Any) -> Any:
+    kind = ir.VectorType(_I8, 16)
+    builder.store(builder.load(_pointer(builder, source, kind), align=1), _pointer(builder, target, kind), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
 def _emit_load_bf16(builder: Any, address: Any) -> Any:
     raw = builder.load(_pointer(builder, address, _VI16), align=2)
     wide = builder.shl(builder.zext(raw, _VI32), _splat_constant(_VI32, 16))
@@ -395,6 +429,9 @@ maximum = _operation(FLOATS, (FLOATS, FLOATS), _emit_max)
 minimum = _operation(FLOATS, (FLOATS, FLOATS), _emit_min)
 keep_under = _operation(FLOATS, (FLOATS, INTS, types.int32, types.float32), _emit_keep_under)
 keep_from = _operation(FLOATS, (FLOATS, INTS, types.int32, types.float32), _emit_keep_from)
+below_lane = _operation(FLOATS, (FLOATS, types.int64, types.float32), _emit_below_lane)
+from_lane = _operation(FLOATS, (FLOATS, types.int64, types.float32), _emit_from_lane)
+reduce_max = _operation(types.float32, (FLOATS,), _emit_reduce(_emit_max))
 reduce_add = _operation(types.float32, (FLOATS,), _emit_reduce(lambda b, x, y: b.fadd(x, y)))
 # x - floor(x), and x * 2**floor(y), per lane: AVX-512 only.
 above_floor = _operation(FLOATS, (FLOATS,), _emit_above_floor)
@@ -421,11 +458,10 @@ row_scale = _operation(FLOATS, (INTS, types.float32), _emit_row_scale)
 store_scale = _operation(types.void, (types.int64, FLOATS), _emit_store_scale)
 store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
+copy_16_bytes = _operation(types.void, (types.int64, types.int64), _emit_copy_16_bytes)
 prefetch = _operation(types.void, (types.int64,), _emit_prefetch)
 # (source, source stride, target, target stride), strides in bytes: sixteen rows of sixteen 32-bit words.
 transpose_words = _transpose(_load_words, _VI32)
-# The same for sixteen rows of sixteen bfloat16, widened to float32.
-transpose_bf16 = _transpose(_load_wide_bf16, _VF32)
 # The same for 32 rows of sixteen bfloat16; a word is an element of an even row and its neighbour in the odd row.
 transpose_pairs = _transpose(_load_pairs, _VI32)
 

@@ -2,7 +2,7 @@
 
 A row is one token's keys, or values, of one head. A quantised row has a bfloat16 scale beside it, the largest magnitude
 over that of the element type, rounded up (see `common/layout.py`); a row that holds a NaN or an infinity gets a NaN, so
-all of it is read as NaN. Called by `rows.py` and `attention.py`.
+all of it is read as NaN. Called by `rows.py` and by attention.
 """
 
 # Types inside kernels are inferred by numba.
@@ -15,16 +15,16 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import inlined, inlined_variant, kernel, variant
+from decoder.kernels.compiled import inlined, inlined_variant, kernel, made_kernel, variant
 from decoder.kernels.frame import ARENA, BLOCK_BYTES, BLOCK_TOKENS, HEAD_DIM, ROW_BYTES, SCALES, TABLE_WIDTH, TABLES
 from decoder.kernels.sets import (
     Bfloat16Storage,
+    Float8Storage,
     Float16Storage,
     Float32Storage,
     Int8Storage,
     quantized,
     storage,
-    tile_attention,
 )
 
 INT8_PEAK: Final = np.float32(127.0)
@@ -88,52 +88,52 @@ def _store_row(kernels: Any, address: Any, scale_address: Any, source: Any, head
     return float8
 
 
-def load_rows(kernels: Any, source: int, scales: int, rows: int, head_dim: int, target: int) -> None:
-    """Consecutive rows as attention takes them: as stored where tiles do, else as float32."""
+@kernel
+def copy_rows(source: int, num_bytes: int, target: int) -> None:
+    """Rows as they are stored; whole cache lines are written."""
+    for offset in range(0, num_bytes, 64):
+        simd.store_ints(target + offset, simd.load_ints(source + offset))
+
+
+def load_rows(kernels: Any, source: int, rows: int, head_dim: int, target: int) -> None:
+    """Consecutive rows of stored elements as float32, without their scales."""
     raise NotImplementedError("compiled code only")
 
 
+def _loaded(kind: type, load: Any, num_bytes: int) -> Any:
+    @made_kernel(kind.__name__)
+    def rows_of(source: int, rows: int, head_dim: int, target: int) -> None:
+        for index in range(0, rows * head_dim, 16):
+            simd.store_floats(target + index * 4, load(source + index * num_bytes))
+
+    return rows_of
+
+
+_LOADED: Final[dict[type, Any]] = {
+    Float32Storage: _loaded(Float32Storage, simd.load_floats, 4),
+    Bfloat16Storage: _loaded(Bfloat16Storage, simd.load_bf16, 2),
+    Float16Storage: _loaded(Float16Storage, simd.load_f16, 2),
+    Int8Storage: _loaded(Int8Storage, simd.load_int8, 1),
+    Float8Storage: _loaded(Float8Storage, simd.load_e4m3, 1),
+}
+
+
 @variant(load_rows)
-def _load_rows(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> Any:
-    kind = storage(kernels)
-    if tile_attention(kernels) or kind is Float32Storage:
+def _load_rows(kernels: Any, source: Any, rows: Any, head_dim: Any, target: Any) -> Any:
+    loaded = _LOADED[storage(kernels)]
+    return lambda kernels, source, rows, head_dim, target: loaded(source, rows, head_dim, target)
 
-        def copy(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for offset in range(0, rows * head_dim * stored_bytes(kernels), 64):
-                simd.store_ints(target + offset, simd.load_ints(source + offset))
 
-        return copy
-    if kind is Float16Storage:
+def load_scales(kernels: Any, source: int) -> Any:
+    """What the elements that `load_rows` gives for sixteen rows are to be multiplied by."""
+    raise NotImplementedError("compiled code only")
 
-        def float16(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for index in range(0, rows * head_dim, 16):
-                simd.store_floats(target + index * 4, simd.load_f16(source + index * 2))
 
-        return float16
-    if kind is Bfloat16Storage:
-
-        def bfloat16(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for index in range(0, rows * head_dim, 16):
-                simd.store_floats(target + index * 4, simd.load_bf16(source + index * 2))
-
-        return bfloat16
-    if kind is Int8Storage:
-
-        def int8(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> None:
-            for row in range(rows):
-                scale, start = simd.splat_bf16(scales + row * 2), row * head_dim
-                for index in range(start, start + head_dim, 16):
-                    simd.store_floats(target + index * 4, simd.mul(simd.load_int8(source + index), scale))
-
-        return int8
-
-    def float8(kernels: Any, source: Any, scales: Any, rows: Any, head_dim: Any, target: Any) -> None:
-        for row in range(rows):
-            scale, start = simd.mul(simd.splat_bf16(scales + row * 2), simd.splat(_E4M3_UNIT)), row * head_dim
-            for index in range(start, start + head_dim, 16):
-                simd.store_floats(target + index * 4, simd.mul(simd.load_e4m3(source + index), scale))
-
-    return float8
+@inlined_variant(load_scales)
+def _load_scales(kernels: Any, source: Any) -> Any:
+    if storage(kernels) is Float8Storage:
+        return lambda kernels, source: simd.mul(simd.load_bf16(source), simd.splat(_E4M3_UNIT))
+    return lambda kernels, source: simd.load_bf16(source)
 
 
 def stored_bytes(kernels: Any) -> int:

@@ -5,13 +5,14 @@ The sums are those of the tiles but for the order in which products of one pair 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from decoder.kernels import amx, simd
-from decoder.kernels.compiled import kernel
+from decoder.kernels.compiled import kernel, made_kernel
 
 PRODUCTS = {
     "product_2x2": (2, 2),
@@ -22,9 +23,11 @@ PRODUCTS = {
 }
 
 
+@functools.cache
 def emulated(row_tiles: int, column_tiles: int) -> Any:
     """`amx.product_RxC` for any CPU."""
 
+    @made_kernel(f"{row_tiles}x{column_tiles}")
     def product(
         a: int, a_row: int, a_k: int, a_m: int, b: int, b_k: int, b_n: int, steps: int,
         c: int, c_row: int, c_m: int, c_n: int,
@@ -41,12 +44,22 @@ def emulated(row_tiles: int, column_tiles: int) -> Any:
                             total = simd.fma(simd.splat_bf16(x + 2), simd.high_halves(words), total)
                     simd.store_floats(c + m * c_m + n * c_n + row * c_row, total)
 
-    return kernel(product)
+    return product
+
+
+@kernel
+def _configure(address: int) -> None:
+    pass
+
+
+@kernel
+def _release() -> None:
+    pass
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put emulations in the place of all that is AMX's, for functions compiled from now on."""
     for name, tiles in PRODUCTS.items():
         monkeypatch.setattr(amx, name, emulated(*tiles))
-    monkeypatch.setattr(amx, "configure", kernel(lambda address: None))
-    monkeypatch.setattr(amx, "release", kernel(lambda: None))
+    monkeypatch.setattr(amx, "configure", _configure)
+    monkeypatch.setattr(amx, "release", _release)

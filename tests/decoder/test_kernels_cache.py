@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from decoder.kernels import sets, step
-from decoder.kernels.compiled import cached_entry
+from decoder.kernels.compiled import cached_entry, kernel, made_kernel
 
 STORAGES = (
     sets.Float32Storage(),
@@ -30,3 +36,70 @@ def test_each_kernel_set_has_a_cache_file_of_its_own() -> None:
     assert len(files) == len(chosen)
     assert step.entry_of_set(chosen[0]) is step.entry_of_set(chosen[0])
     assert _file(cached_entry(step._run)) == _file(cached_entry(step._run))  # control: else they share one
+
+
+# Two entries, each with a kernel that `make` gave it, too long to be compiled into its caller.
+_MODULE = f"""
+import numba
+
+from decoder.kernels.compiled import _compiled, cached_entry, made_kernel
+
+def make(value):
+    @DECORATOR
+    def number(x):
+        {"; ".join(f"x = (x ^ (x >> 3)) + {index}" for index in range(150))}
+        return x + value
+    return number
+
+one, two = make(1), make(2)
+
+@cached_entry
+def first(x):
+    return one(x) + one(x + 1)
+
+@cached_entry
+def second(x):
+    return two(x) + two(x + 1)
+"""
+
+
+def _loaded_from_two_caches(folder: Path, decorator: str) -> str:
+    """By how much what both entries give differs in a process that loads them, each compiled by another process."""
+    (folder / "pair.py").write_text(_MODULE.replace("DECORATOR", decorator))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": f"{folder}:{Path.cwd()}"}
+    answer = ""
+    for call in ("first(5)", "second(5)", "second(5) - pair.first(5)"):
+        command = [sys.executable, "-c", f"import pair; print(pair.{call})"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        answer = done.stdout.strip()
+    return answer
+
+
+def test_kernels_made_by_a_function_are_told_apart_across_caches(tmp_path: Path) -> None:
+    """Machine code that two processes compiled is put together right, because each made kernel has a name."""
+    assert _loaded_from_two_caches(tmp_path, "made_kernel(str(value))") == "2"
+
+
+def test_without_names_one_made_kernel_would_serve_for_another(tmp_path: Path) -> None:
+    """Control: numba tells two functions of one text apart by a number that two processes give out twice."""
+    assert _loaded_from_two_caches(tmp_path, "_compiled") == "0"
+
+
+def test_a_kernel_made_in_a_function_needs_a_name() -> None:
+    """`kernel` refuses it, and `made_kernel` refuses a name that is taken."""
+
+    def number(x: int) -> int:
+        return x
+
+    with pytest.raises(TypeError, match=r"number is made in a function; give it a name of its own"):
+        kernel(number)
+    made_kernel("first")(number)
+
+    def other(x: int) -> int:
+        return x
+
+    other.__qualname__ = "test_a_kernel_made_in_a_function_needs_a_name.<locals>.number"
+    made_kernel("second")(other)
+    other.__qualname__ = "test_a_kernel_made_in_a_function_needs_a_name.<locals>.number"
+    with pytest.raises(ValueError, match="was made before"):
+        made_kernel("first")(other)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from common.layout import KvLayout
 from decoder.arena_view import private_arena
-from decoder.kernels import blocks, sets
+from decoder.kernels import blocks, sets, simd
 from decoder.kernels.compiled import entry
-from decoder.kernels.stored_rows import load_rows, store_row
+from decoder.kernels.stored_rows import load_rows, load_scales, store_row
 from tests.kernels import oracles
 
 HEAD_DIM = 32
@@ -24,17 +24,19 @@ QUANTIZED_TYPES = {sets.Int8Storage: torch.int8, sets.Float8Storage: torch.float
 
 
 @entry
-def _round_trip(kernels: Any, source: int, stored: int, scales: int, rows: int, target: int) -> None:
+def _round_trip(kernels: Any, source: int, stored: int, scales: int, rows: int, target: int, factors: int) -> None:
     for row in range(rows):
         store_row(kernels, stored + row * HEAD_DIM, scales + row * 2, source + row * HEAD_DIM * 4, HEAD_DIM)
-    load_rows(kernels, stored, scales, rows, HEAD_DIM, target)
+    load_rows(kernels, stored, rows, HEAD_DIM, target)
+    for row in range(0, rows if factors else 0, 16):
+        simd.store_floats(factors + row * 4, load_scales(kernels, scales + row * 2))
 
 
 def half_round_trip(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     """A row of HEAD_DIM as stored in float16, and read back."""
     stored, back = np.zeros(HEAD_DIM, np.float16), np.zeros(HEAD_DIM, np.float32)
     kernels = sets.WideKernels(sets.Float16Storage())
-    _round_trip(kernels, values.ctypes.data, stored.ctypes.data, 0, 1, back.ctypes.data)
+    _round_trip(kernels, values.ctypes.data, stored.ctypes.data, 0, 1, back.ctypes.data, 0)
     return stored, back
 
 
@@ -43,12 +45,13 @@ def quantized_round_trip(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
     """Elements, scales and what is read back of rows [n, HEAD_DIM]."""
     values = np.ascontiguousarray(values, np.float32)
-    stored, bits = np.zeros(values.shape, np.uint8), np.zeros(values.shape[0], np.uint16)
-    back = np.zeros(values.shape, np.float32)
+    rows, places = values.shape[0], -(-values.shape[0] // 16) * 16
+    stored, bits = np.zeros(values.shape, np.uint8), np.zeros(places, np.uint16)
+    back, factors = np.zeros(values.shape, np.float32), np.zeros(places, np.float32)
     kernels = sets.WideKernels(storage)
-    addresses = [array.ctypes.data for array in (values, stored, bits, back)]
-    _round_trip(kernels, addresses[0], addresses[1], addresses[2], values.shape[0], addresses[3])
-    return stored, (bits.astype(np.uint32) << 16).view(np.float32), back
+    source, target, elements, scales, found = (x.ctypes.data for x in (values, back, stored, bits, factors))
+    _round_trip(kernels, source, elements, scales, rows, target, found)
+    return stored, (bits[:rows].astype(np.uint32) << 16).view(np.float32), back * factors[:rows, None]
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-7, 1e-5, 1e-3, 1.0, 1e3])
