@@ -60,7 +60,7 @@ def _run_steps(steps: int) -> int:
 
 
 @functools.cache
-def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
+def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
     """A function that multiplies rows [depth] of float32 by a pair of column blocks, in as many tiles as they need."""
     parts = tuple(part for parts in passes for part in parts)
     num_passes, halves = len(passes), len(parts)  # two halves: sums of even and odd k are apart, and added last
@@ -107,8 +107,8 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile = TILE) -> Any:
     return multiply
 
 
-_float32_rows = product_by_tiles(((WHOLE,),))
-_bfloat16_rows = product_by_tiles(TILE.pair_passes)
+_float32_rows = product_by_tiles(((WHOLE,),), TILE)
+_bfloat16_rows = product_by_tiles(TILE.pair_passes, TILE)
 
 
 @variant(block_product)

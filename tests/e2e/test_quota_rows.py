@@ -197,6 +197,7 @@ def test_a_time_to_live_and_a_priority_of_a_request_count(
     poll(lambda: tenant.used <= 4, within=20, what="the short-lived prompt has expired")
     assert tenant.serve(old) == 4 * B - 1
     tenant.serve(cheap, priority=0)
+    node.quiet()  # else the lease may hold them still
     node.admin.call("EvictBlocks", admin_pb2.EvictBlocksRequest(tenant=tenant.name, num_blocks=4))
     assert tenant.serve(old) == 4 * B - 1
     assert tenant.serve(cheap) == 0

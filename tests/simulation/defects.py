@@ -84,8 +84,8 @@ def matches_are_not_pinned_before_the_allocation(patch: MonkeyPatch) -> None:
     late: list[Any] = []
     patch.setattr(BlockPool, "hold_published", lambda pool, blocks, idle, counts: late.append(blocks))
 
-    def allocate(original: Any, state: Any, count: int, owner: int) -> Any:
-        blocks = original(state, count, owner)
+    def allocate(original: Any, state: Any, count: int, owner: int, **asking: int) -> Any:
+        blocks = original(state, count, owner, **asking)
         while late:
             state.pool.hold(late.pop())
         return blocks
@@ -343,7 +343,7 @@ def blocks_are_free_before_the_journal_forgets_them(patch: MonkeyPatch) -> None:
         state.forget_names(blocks)
         return len(blocks)
 
-    patch.setattr(CacheState, "_drop_idle", drop_idle)
+    patch.setattr(CacheState, "drop_idle", drop_idle)
 
 
 def tails_do_not_depend_on_their_prefix(patch: MonkeyPatch) -> None:
