@@ -9,14 +9,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import numba
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
+from decoder.kernels.linking import KernelCompiler
+
 _made: set[str] = set()
+_OPTIONS: Final[Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": KernelCompiler,
+}
+_VARIANT: Final[Any] = {"pipeline_class": KernelCompiler, "no_cfunc_wrapper": True}
 
 
 def kernel(function: Any) -> Any:
@@ -47,18 +57,12 @@ def made_kernel(name: str) -> Callable[[Any], Any]:
 
 
 def _compiled(function: Any) -> Any:
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-    }
-    return numba.njit(**options)(function)
+    return numba.njit(**_OPTIONS)(function)
 
 
 def inlined(function: Any) -> Any:
     """Compile a small function into its callers."""
-    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
+    return numba.njit(nogil=True, error_model="numpy", inline="always", pipeline_class=KernelCompiler)(function)
 
 
 def entry(function: Any) -> Any:
@@ -125,11 +129,11 @@ def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
 
 def variant(function: Any) -> Callable[[Any], Any]:
     """Register the next function as chooser of an implementation of `function` by its argument types."""
-    choose: Callable[[Any], Any] = extending.overload(function, strict=False)
+    choose: Callable[[Any], Any] = extending.overload(function, strict=False, jit_options=_VARIANT)
     return choose
 
 
 def inlined_variant(function: Any) -> Callable[[Any], Any]:
     """As `variant`, for implementations that are compiled into their callers."""
-    choose: Callable[[Any], Any] = extending.overload(function, strict=False, inline="always")
+    choose: Callable[[Any], Any] = extending.overload(function, strict=False, inline="always", jit_options=_VARIANT)
     return choose

@@ -1,0 +1,89 @@
+"""Kernels stay LLVM code until an entry that calls them is compiled: then all of it is optimised and assembled once.
+
+Numba makes each function a library of its own: with all that it calls it is optimised and turned into machine code. A
+kernel that lies seven calls below an entry would go through that seven times, and its own machine code is never run.
+Here a kernel's library holds its own code alone and knows those of the kernels it calls; an entry, which numba compiles
+as ever, gets them all at once. Used by `compiled.py` alone.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import binding as llvm
+from numba import _dynfunc  # type: ignore[attr-defined]
+from numba.core import codegen, compiler, typed_passes
+from numba.core.compiler_machinery import PassManager, register_pass
+
+
+class KernelLibrary(codegen.JITCodeLibrary):
+    """The code of one kernel, and the libraries that it calls."""
+
+    def add_linking_library(self, library: Any) -> None:
+        """Note that this kernel calls into `library`."""
+        self._linking_libraries.append(library)
+
+    def finalize(self) -> None:
+        """Make the code ready to be linked into several entries: defined there if nothing else has."""
+        self._raise_if_finalized()
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == llvm.Linkage.external:
+                function.linkage = "linkonce_odr"
+        self._final_module.verify()
+        self._finalized = True
+
+    def _get_module_for_linking(self) -> Any:
+        """This kernel's code with that of all it calls."""
+        self._ensure_finalized()
+        if self._shared_module is None:
+            module = self._final_module.clone()
+            seen, waiting = {self}, list(self._linking_libraries)
+            while waiting:
+                library = waiting.pop()
+                if library in seen:
+                    continue
+                seen.add(library)
+                library._ensure_finalized()
+                self._reload_init.update(library._reload_init)
+                if isinstance(library, KernelLibrary):
+                    module.link_in(library._final_module, preserve=True)
+                    waiting += library._linking_libraries
+                else:
+                    module.link_in(library._get_module_for_linking(), preserve=True)
+            self._shared_module = module
+        return self._shared_module
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _KernelLowering(typed_passes.NativeLowering):
+    """As numba's, without machine code."""
+
+    _name = "kernel_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        target = state.targetctx
+        state.library = library = KernelLibrary(target.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        lowered = state["cr"]
+        # Numba's key of the function: an object that Python could not call either if the kernel had machine code.
+        name, module = lowered.fndesc.qualname.split(".")[-1], lowered.fndesc.lookup_module()
+        key = _dynfunc.make_function(module, name, f"kernel {name}", 0, lowered.env, (library,))
+        target.insert_user_function(key, lowered.fndesc, [library])
+        state.reload_init.extend(library._reload_init)
+        state["cr"] = lowered._replace(cfunc=key)
+        return True
+
+
+class KernelCompiler(compiler.CompilerBase):
+    """Numba's pipeline up to the LLVM code of the function."""
+
+    def define_pipelines(self) -> list[Any]:
+        """The usual passes, with a lowering that leaves machine code to the entries."""
+        manager = PassManager("kernel")
+        for each, description in compiler.DefaultPassBuilder.define_nopython_pipeline(self.state).passes:
+            manager.add_pass(_KernelLowering if each is typed_passes.NativeLowering else each, description)
+        manager.finalize()
+        return [manager]

@@ -1,0 +1,106 @@
+"""How kernels come into entries: as code that is optimised and assembled once, in the entry."""
+
+# Types inside kernels are inferred by numba.
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import pytest
+from numba.core import codegen
+
+from decoder.kernels.compiled import entry, inlined, kernel, made_kernel, variant
+
+
+def _chain(decorate: Callable[[str], Callable[[Any], Any]]) -> Any:
+    """An entry over three functions, each of which calls the one before it with two constants."""
+
+    @decorate("one")
+    def one(x: int, y: int) -> int:
+        return x * 10 + y
+
+    @decorate("two")
+    def two(x: int, y: int) -> int:
+        return one(x, 1) - one(y, 2)
+
+    @decorate("three")
+    def three(x: int, y: int) -> int:
+        return two(x, 3) + two(y, 4)
+
+    @entry
+    def whole(x: int) -> int:
+        return three(x, 5) + three(6, x)
+
+    return whole
+
+
+def _assembled(monkeypatch: pytest.MonkeyPatch, whole: Any) -> list[str]:
+    """Names of the functions that go through LLVM on their own while an entry is compiled. It must be right."""
+    names: list[str] = []
+    original = codegen.CPUCodeLibrary._optimize_final_module
+
+    def optimize(library: Any) -> None:
+        if library.name != "nrt":  # numba's runtime, made by the first entry of a process
+            names.append(library.name.rpartition(".")[2])
+        original(library)
+
+    monkeypatch.setattr(codegen.CPUCodeLibrary, "_optimize_final_module", optimize)
+    assert whole(7) == ((71 - 32) + (51 - 42)) + ((61 - 32) + (71 - 42))
+    return names
+
+
+def test_kernels_are_optimised_in_their_entry_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of kernels becomes machine code once, as a part of the entry."""
+    whole = _chain(lambda name: made_kernel(f"linking_{name}"))
+    assert _assembled(monkeypatch, whole) == ["whole"]
+
+
+def test_functions_of_numba_are_optimised_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: numba's own functions are assembled one by one."""
+    whole = _chain(lambda name: numba.njit)
+    names = _assembled(monkeypatch, whole)
+    assert {"one", "two", "three", "whole"} <= set(names) and len(names) > 4
+
+
+def _pick(x: Any) -> Any:
+    raise NotImplementedError("compiled code only")
+
+
+@variant(_pick)
+def _choose(x: Any) -> Any:
+    if isinstance(x, numba.types.Float):
+        return lambda x: -1
+    return lambda x: x * 2
+
+
+@inlined
+def _add_three(x: Any) -> Any:
+    return x + 3
+
+
+@kernel
+def _shared(x: int) -> int:
+    return _pick(_add_three(x)) + max(x, 100)
+
+
+@kernel
+def _outer(x: int) -> int:
+    return _shared(x) + _shared(x + 1) + _pick(1.5)
+
+
+def test_a_kernel_serves_several_entries() -> None:
+    """Entries that call one kernel, one by way of another kernel, each have it; so has one compiled much later."""
+
+    @entry
+    def first(x: int) -> int:
+        return _shared(x)
+
+    @entry
+    def second(x: int) -> int:
+        return _outer(x) + _shared(x)
+
+    assert first(4) == 114
+    assert second(4) == 114 + 116 - 1 + 114
