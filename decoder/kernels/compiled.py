@@ -19,6 +19,7 @@ from numba.core import cgutils
 from decoder.kernels.linking import KernelCompiler
 
 _made: set[str] = set()
+# Functions with equal options share numba's own: `max` of two integers is compiled once.
 _OPTIONS: Final[Any] = {
     "nogil": True,
     "error_model": "numpy",
@@ -26,7 +27,7 @@ _OPTIONS: Final[Any] = {
     "no_cfunc_wrapper": True,
     "pipeline_class": KernelCompiler,
 }
-_VARIANT: Final[Any] = {"pipeline_class": KernelCompiler, "no_cfunc_wrapper": True}
+_INLINED: Final[Any] = {**_OPTIONS, "forceinline": True}
 
 
 def kernel(function: Any) -> Any:
@@ -56,13 +57,22 @@ def made_kernel(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _compiled(function: Any) -> Any:
-    return numba.njit(**_OPTIONS)(function)
+def _compiled(function: Any, options: dict[str, Any] = _OPTIONS) -> Any:
+    dispatcher = numba.njit(**options)(function)
+    template = dispatcher.get_call_template
+
+    def of_types(arguments: Any, keywords: Any) -> Any:
+        # Numba would compile a copy for each constant that a caller names.
+        unliteral: Any = types.unliteral
+        return template(tuple(map(unliteral, arguments)), {name: unliteral(kind) for name, kind in keywords.items()})
+
+    dispatcher.get_call_template = of_types
+    return dispatcher
 
 
 def inlined(function: Any) -> Any:
     """Compile a small function into its callers."""
-    return numba.njit(nogil=True, error_model="numpy", inline="always", pipeline_class=KernelCompiler)(function)
+    return _compiled(function, _INLINED)
 
 
 def entry(function: Any) -> Any:
@@ -129,11 +139,11 @@ def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
 
 def variant(function: Any) -> Callable[[Any], Any]:
     """Register the next function as chooser of an implementation of `function` by its argument types."""
-    choose: Callable[[Any], Any] = extending.overload(function, strict=False, jit_options=_VARIANT)
+    choose: Callable[[Any], Any] = extending.overload(function, strict=False, jit_options=_OPTIONS)
     return choose
 
 
 def inlined_variant(function: Any) -> Callable[[Any], Any]:
     """As `variant`, for implementations that are compiled into their callers."""
-    choose: Callable[[Any], Any] = extending.overload(function, strict=False, inline="always", jit_options=_VARIANT)
+    choose: Callable[[Any], Any] = extending.overload(function, strict=False, jit_options=_INLINED)
     return choose

@@ -1,4 +1,4 @@
-"""How kernels come into entries: as code that is optimised and assembled once, in the entry."""
+"""How kernels come into entries: as code that is optimised and assembled once, in the entry, and compiled once."""
 
 # Types inside kernels are inferred by numba.
 # mypy: disable-error-code="no-any-return,no-untyped-call"
@@ -34,7 +34,7 @@ def _chain(decorate: Callable[[str], Callable[[Any], Any]]) -> Any:
     def whole(x: int) -> int:
         return three(x, 5) + three(6, x)
 
-    return whole
+    return whole, (one, two, three)
 
 
 def _assembled(monkeypatch: pytest.MonkeyPatch, whole: Any) -> list[str]:
@@ -53,16 +53,18 @@ def _assembled(monkeypatch: pytest.MonkeyPatch, whole: Any) -> list[str]:
 
 
 def test_kernels_are_optimised_in_their_entry_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of kernels becomes machine code once, as a part of the entry."""
-    whole = _chain(lambda name: made_kernel(f"linking_{name}"))
+    """A chain of kernels becomes machine code once, as a part of the entry, with one copy of each."""
+    whole, parts = _chain(lambda name: made_kernel(f"linking_{name}"))
     assert _assembled(monkeypatch, whole) == ["whole"]
+    assert [len(part.overloads) for part in parts] == [1, 1, 1]
 
 
 def test_functions_of_numba_are_optimised_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: numba's own functions are assembled one by one."""
-    whole = _chain(lambda name: numba.njit)
+    """Control: numba's own functions are assembled one by one, a copy for each constant in a call."""
+    whole, parts = _chain(lambda name: numba.njit)
     names = _assembled(monkeypatch, whole)
     assert {"one", "two", "three", "whole"} <= set(names) and len(names) > 4
+    assert all(len(part.overloads) > 1 for part in parts)
 
 
 def _pick(x: Any) -> Any:
