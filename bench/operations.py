@@ -6,7 +6,7 @@ One layer in the shapes of three models. What moves bytes is divided by the rate
 what multiplies by the best matmul rate, float32 or bfloat16, measured before and after. torch's
 `scaled_dot_product_attention` takes turns with ours, in the type it is fastest with; it needs keys and values gathered
 from their blocks and widened: that time stands apart. Times are the lowest of several, so that a busy moment says
-nothing. A kernel set is compiled for each storage, up to a minute each. Dense products: see `products`.
+nothing. A kernel set is compiled for each storage, some seconds each. Dense products: see `products`.
 """
 
 from __future__ import annotations

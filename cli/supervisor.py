@@ -27,7 +27,7 @@ POLL_SECONDS = 0.05
 PROBE_TIMEOUT_SECONDS = 1.0
 PROBE_PAUSE_SECONDS = 0.2
 SILENCE_SECONDS = 3.0
-WARMING = "compiling kernels (the first start alone does, 20 to 60 s of processor time)"
+WARMING = "compiling kernels (the first start alone does, 6 to 20 s of processor time)"
 
 
 class Stopped(Exception):

@@ -10,11 +10,11 @@ as ever, gets them all at once. Used by `compiled.py` alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import binding as llvm
 from numba import _dynfunc  # type: ignore[attr-defined]
-from numba.core import codegen, compiler, typed_passes
+from numba.core import codegen, compiler, typed_passes, untyped_passes
 from numba.core.compiler_machinery import PassManager, register_pass
 
 
@@ -56,6 +56,11 @@ class KernelLibrary(codegen.JITCodeLibrary):
         return self._shared_module
 
 
+# Passes for closures and for expressions of whole arrays: kernels have neither, and looking for them takes a tenth of
+# all the time.
+_NEEDLESS: Final = (untyped_passes.InlineClosureLikes, typed_passes.NopythonRewrites)
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _KernelLowering(typed_passes.NativeLowering):
     """As numba's, without machine code."""
@@ -81,9 +86,10 @@ class KernelCompiler(compiler.CompilerBase):
     """Numba's pipeline up to the LLVM code of the function."""
 
     def define_pipelines(self) -> list[Any]:
-        """The usual passes, with a lowering that leaves machine code to the entries."""
+        """The usual passes but _NEEDLESS, with a lowering that leaves machine code to the entries."""
         manager = PassManager("kernel")
         for each, description in compiler.DefaultPassBuilder.define_nopython_pipeline(self.state).passes:
-            manager.add_pass(_KernelLowering if each is typed_passes.NativeLowering else each, description)
+            if each not in _NEEDLESS:
+                manager.add_pass(_KernelLowering if each is typed_passes.NativeLowering else each, description)
         manager.finalize()
         return [manager]
