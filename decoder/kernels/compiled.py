@@ -6,8 +6,11 @@ from compiled code only, which spares a wrapper per function.
 
 from __future__ import annotations
 
+import fcntl
 import inspect
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -102,6 +105,25 @@ def cached_entries(function: Any) -> Callable[[Any], Any]:
         return entries[name]
 
     return of
+
+
+def compile_once(entry: Any, signature: tuple[Any, ...]) -> None:
+    """Compile a cached entry for a signature; of processes that want it at once one compiles, and the others load.
+
+    Where the folder of machine code cannot be written, each compiles for itself.
+    """
+    folder = Path(entry.stats.cache_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "compiling.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        entry.compile(signature)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entry.compile(signature)
+    finally:
+        os.close(lock)
 
 
 def intrinsic(function: Any) -> Any:

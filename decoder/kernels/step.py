@@ -20,7 +20,7 @@ from numba import types
 from decoder.kernels import amx, simd, sync
 from decoder.kernels.adapters import entry_of
 from decoder.kernels.attention import attention, combine
-from decoder.kernels.compiled import cached_entries, kernel, variant
+from decoder.kernels.compiled import cached_entries, compile_once, kernel, variant
 from decoder.kernels.experts import mix_experts
 from decoder.kernels.frame import (
     ADAPT_DOWN,
@@ -233,5 +233,5 @@ entry_of_set = cached_entries(_run)
 def compile_for(kernels: Any) -> Any:
     """Compile (or load from numba's cache) the step for one kernel set; gives what runs it: (kernels, frame, rank)."""
     run = entry_of_set(kernels)
-    run.compile((numba.typeof(kernels), types.int64[::1], types.int64))
+    compile_once(run, (numba.typeof(kernels), types.int64[::1], types.int64))
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from decoder.kernels import sets, step
-from decoder.kernels.compiled import cached_entry, kernel, made_kernel
+from decoder.kernels.compiled import cached_entry, compile_once, kernel, made_kernel
+from tests.e2e.processes import poll
 
 STORAGES = (
     sets.Float32Storage(),
@@ -103,3 +105,55 @@ def test_a_kernel_made_in_a_function_needs_a_name() -> None:
     other.__qualname__ = "test_a_kernel_made_in_a_function_needs_a_name.<locals>.number"
     with pytest.raises(ValueError, match="was made before"):
         made_kernel("first")(other)
+
+
+_ENTRY = """
+from numba import types
+
+from decoder.kernels.compiled import cached_entry, compile_once
+
+@cached_entry
+def double(x):
+    return 2 * x
+
+compile_once(double, (types.int64,))
+print(double(21), sum(double.stats.cache_hits.values()), sum(double.stats.cache_misses.values()))
+"""
+
+
+def test_of_processes_that_want_one_kernel_set_at_once_one_compiles(tmp_path: Path) -> None:
+    """Both wait for the lock, which the test holds; then one compiles, and the other loads what it wrote."""
+    (tmp_path / "alone.py").write_text(_ENTRY)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    (tmp_path / "__pycache__").mkdir()
+    with (tmp_path / "__pycache__" / "compiling.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        inode = f":{os.fstat(held.fileno()).st_ino} "
+        both = [
+            subprocess.Popen([sys.executable, "-c", "import alone"], env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+
+        def waiting() -> int:
+            lines = Path("/proc/locks").read_text().splitlines()
+            return sum("-> FLOCK" in line and inode in line for line in lines)
+
+        poll(lambda: waiting() == 2, within=60, what="both wait")
+    answers = [process.communicate(timeout=60)[0].split() for process in both]
+    assert sorted(answers) == [["42", "0", "1"], ["42", "1", "0"]]
+
+
+def test_where_machine_code_cannot_be_kept_it_is_compiled_all_the_same(tmp_path: Path) -> None:
+    """A file in the place of the folder: no lock can be had."""
+
+    class Entry:
+        stats = type("Stats", (), {"cache_path": str(tmp_path / "file")})
+        compiled: tuple[Any, ...] = ()
+
+        def compile(self, signature: tuple[Any, ...]) -> None:
+            self.compiled = signature
+
+    (tmp_path / "file").touch()
+    entry = Entry()
+    compile_once(entry, (1,))
+    assert entry.compiled == (1,)
