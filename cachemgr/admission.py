@@ -26,6 +26,7 @@ from cachemgr.relief import relieve
 from cachemgr.results import Acquired, CopyPlan, Waiting
 from cachemgr.sharing import wait_for_prefix
 from cachemgr.state import CacheState
+from cachemgr.windows import begins_with
 from common.errors import ResourceExhausted
 from common.layout import TOKEN_BYTES
 
@@ -78,8 +79,11 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     if ask.will_keep and not ask.resumed:
         kept.refuse_more(state, state.known_owner(ask.tenant), 1)
     owner, num_tokens = state.known_owner(ask.tenant), ask.num_tokens
-    num_blocks = -(-num_tokens // state.block_tokens)
+    num_blocks = begins_with(state, num_tokens)
     _refuse_beyond_pool(state, num_blocks)
+    if num_blocks * state.block_tokens < num_tokens:
+        num_tokens = num_blocks * state.block_tokens
+        ask = ask._replace(may_wait=False, prefix=ask.prefix if whole_blocks(state, ask.prefix) <= num_blocks else None)
     begin = _find(state, ask, owner, num_tokens - 1, branch, len(continued) // TOKEN_BYTES)
     if begin.held is None and ask.may_wait and not ask.no_read:
         request = (ask.request_id, ask.sample)

@@ -17,6 +17,7 @@ from cachemgr.relief import relieve
 from cachemgr.results import Branch, CopyPlan
 from cachemgr.sealing import publish_tail
 from cachemgr.state import CacheState
+from cachemgr.windows import passed_by
 from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from common.layout import TOKEN_BYTES
 
@@ -37,11 +38,13 @@ def fork(
         _require(state, needed, parent.owner)
     except ResourceExhausted:
         return []
+    if passed_by(state, num_tokens) < parent.passed:  # perhaps just now, for the room
+        return []
     fresh = state.allocate(needed, parent.owner)
     branches = []
     for number, sample in enumerate(samples):
         table = parent.table[:whole].copy()
-        state.pool.hold(table)
+        state.pool.hold(table[parent.passed :])
         copy = None
         if rest:
             copy = _pin(state, int(parent.table[whole]), int(fresh[number]), rest)
@@ -61,8 +64,17 @@ def rollback(
         raise InvalidArgument("num_tokens", f"is {num_tokens}; allowed is 1..{lease.num_tokens}")
     _refuse_while_copying(lease)
     sealed = min(lease.sealed, num_tokens)
+    if passed_by(state, sealed) < lease.passed:
+        raise FailedPrecondition(
+            "the sequence has let go of blocks that it would read again from there", reason="WINDOW_PASSED"
+        )
     if _is_shared(state, lease, sealed):
-        _require(state, 1, owner_at(lease, sealed // state.block_tokens))
+        before, lease.sealed = lease.sealed, sealed  # what it reads again is not to go for the room
+        try:
+            _require(state, 1, owner_at(lease, sealed // state.block_tokens))
+        except ResourceExhausted:
+            lease.sealed = before
+            raise
     keep = min(lease.num_blocks, -(-num_tokens // state.block_tokens))
     dropped = lease.table[keep : lease.num_blocks].copy()
     last_published = lease.num_published
@@ -189,6 +201,7 @@ def _branch(
         prefix_tree=prefix_tree,
         prefix_blocks=prefix_blocks,
         ttl_ns=parent.ttl_ns,
+        passed=parent.passed,
     )
     state.book.add(lease)
     state.events.add(

@@ -28,6 +28,7 @@ from cachemgr.sessions import Sessions
 from cachemgr.succession import Orphan
 from cachemgr.tenants import Tenants
 from common.errors import FailedPrecondition, PermissionDenied, TesseraError
+from common.layout import KvLayout
 from tessera.cache.v1 import cache_pb2
 
 
@@ -87,7 +88,7 @@ def claim(
         return cache_pb2.SessionResponse(attach=cache_pb2.AttachResponse(arena_wanted=True, arena_token=token))
     wanted = request.resume
     check_size(wanted)
-    claims = [_claim_of(proofs, message, number) for number, message in enumerate(wanted.sequences)]
+    claims = [_claim_of(proofs, message, number, layout) for number, message in enumerate(wanted.sequences)]
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
     manager = owner.require()
     link = sessions.attach(connection, manager, request.decoder_name, request.process_id)
@@ -118,10 +119,10 @@ def _orphan_of(owner: PoolOwner, request: cache_pb2.AttachRequest) -> Orphan:
     return orphan
 
 
-def _claim_of(proofs: Proofs, message: cache_pb2.HeldSequence, number: int) -> Claim:
+def _claim_of(proofs: Proofs, message: cache_pb2.HeldSequence, number: int, layout: KvLayout) -> Claim:
     """One held sequence; one whose grant proves nothing is to be refused, and its blocks are let go with care."""
     field = f"resume.sequences[{number}]"
-    held = held_of(message, field)
+    held = held_of(message, field, layout)
     check_text(f"{field}.request_id", message.request_id, MAX_REQUEST_ID_CHARACTERS)
     check_most(f"{field}.sample", message.sample, MAX_SAMPLE)
     check_most(f"{field}.priority", message.priority, MAX_PRIORITY)

@@ -15,9 +15,11 @@ from cachemgr.claimed import Content
 from cachemgr.ids import BlockRun, NodeId, TenantId
 from cachemgr.layers import NO_MATCH, match, tail_key, whole_blocks
 from cachemgr.nodes import Node
+from cachemgr.radix import Match
 from cachemgr.results import ScopeSpan
 from cachemgr.resuming import Held
 from cachemgr.state import CacheState
+from cachemgr.windows import passed_by
 from common.layout import TOKEN_BYTES
 
 
@@ -43,6 +45,8 @@ class Plan:
 
     claim: Claim
     owner: int
+    table: BlockRun  # as it is leased
+    passed: int  # leading null blocks of it
     listed: BlockRun  # leading blocks of the table that the index lists at their place
     committed: int  # tokens of a partly filled block after them that is listed too
     sealed: int  # what its lease is to be raised to; a copy that has not run begins there
@@ -55,15 +59,17 @@ def plan_claim(
 ) -> Plan | None:
     """How a claim would be granted, or None."""
     held, size = item.held, state.block_tokens
-    table = held.blocks.astype(np.intp)
-    numbers: list[int] = table.tolist()
     if not item.valid:
         return None
+    table = table_of(state, item)
+    numbers: list[int] = table.tolist()
+    passed = numbers.count(0)
+    present = numbers[passed:]
     num_tokens, sealed = len(held.tokens) // TOKEN_BYTES, held.sealed_tokens
     fits = 0 <= sealed <= min(num_tokens, len(table) * size) and num_tokens > 0 and numbers != []
-    if not fits or len(set(numbers)) != len(numbers):
+    if not fits or passed > passed_by(state, sealed) or len(set(present)) != len(present):
         return None
-    if not 1 <= min(numbers) <= max(numbers) <= state.pool.num_blocks:
+    if present and not 1 <= min(present) <= max(present) <= state.pool.num_blocks:
         return None
     if item.prefix is not None and item.prefix.num_tokens > num_tokens:
         return None
@@ -77,8 +83,9 @@ def plan_claim(
     first = len(listed) + (committed > 0)
     owner = state.owner_of(item.tenant)
     path = Path(state, item)
-    plan = Plan(item, owner, table[:first], committed, sealed if held.copy is None else whole * size, {}, {})
-    for place in range(first, len(numbers)):
+    sealed = sealed if held.copy is None else whole * size
+    plan = Plan(item, owner, table, passed, table[:first], committed, sealed, {}, {})
+    for place in range(max(first, passed), len(numbers)):
         block = numbers[place]
         if place >= whole:
             if block not in limbo or block in taken or block in shared:
@@ -92,20 +99,34 @@ def plan_claim(
     return plan
 
 
+def table_of(state: CacheState, item: Claim) -> BlockRun:
+    """The table of a claim. What is presented of blocks that its window has passed counts for nothing: they may be
+    anybody's by now. There stand those that the index lists before the others, or null blocks."""
+    table = item.held.blocks.astype(np.intp)
+    passed = min(passed_by(state, item.held.sealed_tokens), len(table))
+    if passed:
+        path = _found(state, item, len(item.held.tokens) // TOKEN_BYTES).blocks
+        goes_on = passed < min(len(path), len(table)) and path[passed] == table[passed]
+        table[:passed] = path[:passed] if goes_on else 0
+    return table
+
+
 def listed_part(state: CacheState, item: Claim, table: BlockRun, whole: int) -> BlockRun:
     """The leading blocks of a table that the index lists at that place with these tokens."""
-    span = item.prefix
-    limit = min(whole * state.block_tokens, len(item.held.tokens) // TOKEN_BYTES)
-    above = whole_blocks(state, span)
-    if span is not None and above:
-        key = tail_key(state, item.root, span, above, item.held.tokens)
-        found = match(state, item.tenant, key, span, above, item.held.tokens, limit)
-    else:
-        tree = state.index.forest.trees.get((state.known_owner(item.tenant), item.root))
-        found = NO_MATCH if tree is None else state.index.match(tree, item.held.tokens, limit)
+    found = _found(state, item, min(whole * state.block_tokens, len(item.held.tokens) // TOKEN_BYTES))
     count = len(found.blocks)
     unequal = np.flatnonzero(found.blocks != table[:count])
     return table[: int(unequal[0]) if len(unequal) else count]
+
+
+def _found(state: CacheState, item: Claim, limit: int) -> Match:
+    """What the index lists of the first `limit` tokens of a claim."""
+    span, tokens = item.prefix, item.held.tokens
+    above = whole_blocks(state, span)
+    if span is not None and above:
+        return match(state, item.tenant, tail_key(state, item.root, span, above, tokens), span, above, tokens, limit)
+    tree = state.index.forest.trees.get((state.known_owner(item.tenant), item.root))
+    return NO_MATCH if tree is None else state.index.match(tree, tokens, limit)
 
 
 def _committed(state: CacheState, item: Claim, table: BlockRun, place: int) -> int:
@@ -153,11 +174,11 @@ class Sources:
         """What a plan's table holds."""
         held, size = plan.claim.held, state.block_tokens
         self.shared.update(plan.shared)
-        self.heads[int(held.blocks[0])] = plan.claim.tenant
+        self.heads[int(plan.table[0])] = plan.claim.tenant
         place, rest = divmod(held.sealed_tokens, size)
         if held.copy is None and rest:
             tokens = held.tokens[place * state.index.block_bytes : held.sealed_tokens * TOKEN_BYTES]
-            self.partial[int(held.blocks[place])] = (place, Path(state, plan.claim).to(place), tokens)
+            self.partial[int(plan.table[place])] = (place, Path(state, plan.claim).to(place), tokens)
 
 
 def source_fits(state: CacheState, plan: Plan, sources: Sources) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cachemgr.adoption import in_limbo, leave_limbo
 from cachemgr.blocks import NO_OWNER, BlockState
-from cachemgr.claim_plans import Claim, Plan, Sources, listed_part, plan_claim, source_fits
+from cachemgr.claim_plans import Claim, Plan, Sources, listed_part, plan_claim, source_fits, table_of
 from cachemgr.claimed import Claimed, Content
 from cachemgr.ids import BlockArray, SessionId
 from cachemgr.layers import tail_key, trees_of, whole_blocks
@@ -127,13 +127,13 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
         request_id=item.request_id,
         sample=item.sample,
         tokens=bytearray(held.tokens),
-        table=held.blocks.astype(np.intp),
+        table=plan.table,
         num_blocks=len(held.blocks),
         num_published=len(plan.listed),
         sealed=sealed,
         granted=sealed if held.copy is None else plan.sealed + held.copy.num_tokens,
         copy=held.copy,
-        store=not item.no_store,
+        store=not (item.no_store or plan.passed),
         priority=item.priority,
         granted_ns=now_ns,
         root=item.root,
@@ -141,6 +141,7 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
         committed=plan.committed,
         prefix_tree=prefix_tree,
         prefix_blocks=prefix_blocks,
+        passed=plan.passed,
     )
     state.book.add(lease)
     state.waits.enter(lease)
@@ -149,12 +150,12 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
 
 def _set_aside(state: CacheState, session: Session, item: Claim) -> None:
     """The decoder may still read and write what is in the table of a refused sequence: until it has acknowledged."""
-    table = np.unique(item.held.blocks.astype(np.intp))
+    table = table_of(state, item) if item.valid else item.held.blocks.astype(np.intp)
     limbo = np.intersect1d(table, in_limbo(state))
     leave_limbo(state, limbo, NO_OWNER)
     if state.journal is not None:
         state.journal.given(limbo, session.session_id)
-    listed = listed_part(state, item, item.held.blocks.astype(np.intp), item.held.sealed_tokens // state.block_tokens)
+    listed = listed_part(state, item, table, item.held.sealed_tokens // state.block_tokens)
     state.pool.hold(listed)
     for run in (limbo, listed):
         if len(run):

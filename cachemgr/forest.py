@@ -187,6 +187,23 @@ class Forest:
         if emptied:
             self._has_become_leaf(parent)
 
+    def cut_off(self, node: Node) -> BlockRun:
+        """Takes a node and all that hangs below it out of its tree, held or not; their blocks, which are unlisted."""
+        parent, tokens = node.parent, node.edge[: self.block_bytes]
+        if parent is None:
+            raise ValueError("the root is never cut off")
+        self.ghosts.note((node.tree, node.start, tokens, len(node.blocks), parent.node_id, self.ghosts.stamp))
+        parent.tails -= node.tail
+        if parent.children.remove(tokens):
+            self._has_become_leaf(parent)
+        gone = [node]
+        for below in gone:
+            gone.extend(below.children)
+            self.forget_node(below)
+        blocks = join_runs([below.blocks for below in gone])
+        self.node_of[blocks] = 0
+        return blocks
+
     def remove_leaves(self, nodes: list[Node]) -> None:
         """As `remove`, for leaves of one parent that stand in no order any more."""
         parent, tree, ghosts, size = nodes[0].parent, nodes[0].tree, self.ghosts, self.block_bytes

@@ -52,7 +52,7 @@ def _givable(state: CacheState, lease: Lease) -> tuple[BlockRun, BlockRun]:
     """The blocks of an owner that one of its leases holds alone: those that the index does not list, and the end of a
     leaf that it does."""
     pool, published = state.pool, lease.num_published
-    private = lease.table[published : lease.num_blocks]
+    private = lease.private
     private = private[(pool.references.take(private) == 1) & (pool.owner.take(private) == lease.owner)]
     if not published:
         return private, NO_BLOCKS

@@ -19,6 +19,7 @@ from cachemgr.integrity_quotas import check_quotas
 from cachemgr.integrity_waits import check_waits
 from cachemgr.leases import Lease
 from cachemgr.state import CacheState
+from cachemgr.windows import passed_by
 
 
 def check_integrity(state: CacheState) -> list[str]:
@@ -43,7 +44,7 @@ def _count_holds(state: CacheState, found: list[str]) -> NDArray[np.int64]:
         runs.append(np.fromiter(session.credit, np.intp, len(session.credit)))
         runs += [item.blocks for item in session.deferred]
         for lease in session.leases.values():
-            runs.append(lease.blocks)
+            runs.append(lease.held)
             if lease.copy is not None:
                 runs.append(np.array([lease.copy.source], np.intp))
     runs += [branch.hold.blocks for branch in state.kept.branches.values()]
@@ -106,7 +107,7 @@ def _check_leases(state: CacheState, found: list[str]) -> None:
     for lease in book.leases.values():
         for tree in (lease.tree, lease.prefix_tree):
             users[id(tree)] = users.get(id(tree), 0) + 1
-        tables.append(lease.blocks)
+        tables.append(lease.held)
         open_blocks.append(lease.blocks[lease.sealed // state.block_tokens + (lease.committed > 0) :])
         _check_lease(state, lease, found)
     for branch in state.kept.branches.values():
@@ -129,8 +130,12 @@ def _check_lease(state: CacheState, lease: Lease, found: list[str]) -> None:
     name, size = f"lease {lease.lease_id}", state.block_tokens
     if lease.session_id not in state.book.sessions:
         found.append(f"{name}: its session is not attached")
-    if len(np.unique(lease.blocks)) != lease.num_blocks:
-        found.append(f"{name}: a block is twice in its table")
+    if len(np.unique(lease.held)) != len(lease.held) or not lease.held.all():
+        found.append(f"{name}: a block is twice in its table, or missing")
+    if lease.passed and (lease.store or lease.num_published or lease.table[: lease.passed].any()):
+        found.append(f"{name}: it has let go of blocks, and others are published after them")
+    if lease.passed > passed_by(state, lease.sealed if lease.copy is None else lease.granted):
+        found.append(f"{name}: it has let go of blocks that it may read")
     if not lease.sealed <= min(lease.num_tokens, lease.num_blocks * size):
         found.append(f"{name}: more is sealed than it has tokens or blocks")
     whole, rest = divmod(lease.sealed, size)
@@ -144,7 +149,8 @@ def _check_lease(state: CacheState, lease: Lease, found: list[str]) -> None:
     owners = np.full(lease.num_blocks, lease.owner)
     if lease.prefix_tree is not None:
         owners[: lease.prefix_blocks] = lease.prefix_tree.owner
-    say(found, lease.blocks[state.pool.owner[lease.blocks] != owners], f"{name}: of another owner")
+    owners = owners[lease.passed :]
+    say(found, lease.held[state.pool.owner[lease.held] != owners], f"{name}: of another owner")
     if (lease.prefix_tree is not None, lease.tree.root.start) != (lease.prefix_blocks > 0, lease.prefix_blocks):
         found.append(f"{name}: its trees do not fit its prefix")
     if lease.copy is not None and lease.copy.target not in lease.blocks:

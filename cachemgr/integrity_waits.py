@@ -17,7 +17,8 @@ def check_waits(state: CacheState, found: list[str]) -> None:
         if book.leases.get(number) is not lease:
             found.append(f"lease {number}: it is waited for and has ended")
             continue
-        if not lease.store or lease.num_published >= producer.until or lease.num_blocks < producer.until:
+        reach = lease.num_tokens // state.block_tokens if state.window_tokens else lease.num_blocks
+        if not lease.store or lease.num_published >= producer.until or reach < producer.until:
             found.append(f"lease {number}: it is waited for and has nothing to publish")
         if any(blocks <= lease.num_published for _, blocks in producer.waits.values()):
             found.append(f"lease {number}: what is waited for is published, and nobody was told")

@@ -51,6 +51,9 @@ def keep(state: CacheState, session: Session, lease: Lease, wanted: Keep, now_ns
     for run in session.take_deferred(lease_id=lease.lease_id):
         state.let_go(run)
     state.unpin(lease)
+    if lease.passed:  # whoever goes on from here computes all of it again: nothing of it is of use
+        state.pool.unhold(lease.held.copy())
+        lease.passed = lease.num_blocks = lease.sealed = 0
     num_blocks = -(-lease.sealed // state.block_tokens)
     state.pool.unhold(lease.table[num_blocks : lease.num_blocks].copy())
     state.waits.leave(lease)

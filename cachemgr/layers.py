@@ -105,5 +105,5 @@ def shorten(state: CacheState, lease: Lease, num_tokens: int) -> None:
 def own_tail(state: CacheState, lease: Lease) -> None:
     """What a lease goes on to write behind its prefix is its own: the block in which its prefix was cut, if that is not
     a copy already."""
-    blocks = lease.table[lease.prefix_blocks : lease.num_blocks]
+    blocks = lease.table[max(lease.prefix_blocks, lease.passed) : lease.num_blocks]
     state.pool.ownership.give(blocks[state.pool.owner.take(blocks) != lease.owner], lease.owner)

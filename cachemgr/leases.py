@@ -41,6 +41,8 @@ class Lease:
                    is one of `num_published` and must be made writable before it is written
     prefix_blocks: leading blocks of the table that lie in `prefix_tree`, the tree of a wider scope; others in `tree`
     ttl_ns:        how long what it publishes or uses stays after its last use at most; 0 means as long as there is room
+    passed:        leading blocks that it let go of (`windows.py`); the table has the null block there. Where there are
+                   any, nothing of it is published, now or later
     """
 
     lease_id: LeaseId
@@ -67,6 +69,7 @@ class Lease:
     prefix_tree: Tree | None = None
     prefix_blocks: int = 0
     ttl_ns: int = 0
+    passed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +80,16 @@ class Lease:
     def blocks(self) -> BlockRun:
         """The block table, a view."""
         return self.table[: self.num_blocks]
+
+    @property
+    def held(self) -> BlockRun:
+        """The blocks of the table that it holds, a view: all but the leading null blocks."""
+        return self.table[self.passed : self.num_blocks]
+
+    @property
+    def private(self) -> BlockRun:
+        """The blocks that it holds and the index does not list, a view."""
+        return self.table[self.passed or self.num_published : self.num_blocks]
 
     def append(self, blocks: list[int]) -> None:
         """Lengthens the table."""

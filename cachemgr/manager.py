@@ -28,6 +28,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks
+    window_tokens:   most keys that any token reads, the last ones; 0: all (`windows.py`)
     name_bits:       below 128 the weak-hash test mode: names are cut to so many bits and collisions are counted
     fail_allocation: n > 0 makes the n-th allocation fail, once (test knob)
     events:          where changes are logged; one of its own where none is given
@@ -42,6 +43,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         *,
         num_blocks: int,
         block_tokens: int,
+        window_tokens: int = 0,
         epoch: int,
         name_bits: int = 128,
         fail_allocation: int = 0,
@@ -54,6 +56,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         self._state = CacheState(
             num_blocks=num_blocks,
             block_tokens=block_tokens,
+            window_tokens=window_tokens,
             epoch=epoch,
             name_bits=name_bits,
             fail_allocation=fail_allocation,

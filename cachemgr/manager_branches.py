@@ -36,7 +36,7 @@ class ManagerBranches:
         """Cuts a sequence back to `num_tokens` (1..known tokens). Blocks after them are dropped from the table; if the
         last one is shared or published it becomes a copy, by the plan that is returned.
 
-        Raises InvalidArgument, NotFound, FailedPrecondition (COPY_PENDING), ResourceExhausted.
+        Raises InvalidArgument, NotFound, FailedPrecondition (COPY_PENDING, WINDOW_PASSED), ResourceExhausted.
         """
         self._state.now_ns = now_ns
         self._state.book.renew(session, now_ns)

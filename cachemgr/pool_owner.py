@@ -194,6 +194,7 @@ class PoolOwner(PoolHeir):
         manager = make_manager(
             arena.num_blocks,
             layout.block_tokens,
+            window_tokens=layout.window_tokens,
             epoch=self.epoch,
             faults=self._faults,
             on_free=arena.poison if self._faults.poison_on_free else None,

@@ -59,6 +59,7 @@ def make_manager(
     num_blocks: int,
     block_tokens: int,
     *,
+    window_tokens: int,
     epoch: int,
     faults: Faults,
     on_free: Callable[[BlockRun], None] | None,
@@ -72,6 +73,7 @@ def make_manager(
     manager = CacheManager(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
+        window_tokens=window_tokens,
         epoch=epoch,
         name_bits=faults.weak_hash_bits or ALL_NAME_BITS,
         fail_allocation=faults.fail_allocation,

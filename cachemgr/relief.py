@@ -1,8 +1,9 @@
-"""Kept branches give way to work: where blocks lack, the holds of the oldest are dropped.
+"""What gives way to work where blocks lack: what running sequences have passed (`windows.py`), then kept branches, the
+holds of the oldest first.
 
-Invariant: their tokens stay, so that continuing computes again what is gone by then; a relief that would not be enough
-changes nothing, and none takes another owner below its floor. A pool full of kept branches is therefore as good as one
-full of cached blocks, and never a deadlock.
+Invariant: the tokens of a branch stay, so that continuing computes again what is gone by then; a relief that would not
+be enough changes nothing, and none takes another owner below its floor. A pool full of kept branches is therefore as
+good as one full of cached blocks, and never a deadlock.
 Called by the modules that allocate (`admission.py`, `branches.py`, `reports.py`) and by `kept.py`.
 """
 
@@ -17,6 +18,7 @@ from cachemgr.kept_book import KeptBranch
 from cachemgr.leases import Lease
 from cachemgr.nodes import NO_BLOCKS
 from cachemgr.state import CacheState
+from cachemgr.windows import accept, offers
 
 
 def relieve(
@@ -28,13 +30,22 @@ def relieve(
     last: KeptBranch | None = None,
     own: bool = False,
 ) -> bool:
-    """Drops holds of the oldest branches until owner `asking` can have `missing` blocks more, `besides` not counted:
-    those of all owners that are not at their floor, or with `own` its own alone; the branch `last` after all others.
-    Where all of them together would not do, it changes nothing: False.
+    """Makes room until owner `asking` can have `missing` blocks more, `besides` not counted: by what running sequences
+    have passed, then by the holds of the oldest branches. Asked are all owners that are not at their floor, or with
+    `own` itself alone; the branch `last` after all others. Where all together would not do, nothing changes: False.
     """
+    passed = offers(state, asking, besides, own=own)
+    offered = sum(offer.gain for offer in passed)
     chosen = [branch for branch in state.kept.branches.values() if _may_drop(state, branch, asking, own=own)]
-    if not chosen or _gain(state, chosen, asking, besides) < missing:
+    if offered < missing and (not chosen or _gain(state, chosen, asking, besides) < missing - offered):
         return False
+    for offer in passed:
+        if missing > 0:
+            accept(state, offer, asking)
+            missing -= offer.gain
+    if missing <= 0:
+        state.revision += 1
+        return True
     chosen.sort(key=lambda branch: branch is last)  # stable: the oldest first
     before = _room_besides(state, asking, besides)
     for branch in chosen:

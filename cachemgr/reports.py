@@ -24,6 +24,7 @@ from cachemgr.results import NOTHING_TAKEN, Kept, Refusal, Replacement, Reported
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
 from cachemgr.steady_reports import others
+from cachemgr.windows import drop_passed
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
 
 
@@ -91,7 +92,11 @@ def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArra
     if not wanted:
         return NOTHING_TAKEN
     room = state.room_for(NO_OWNER)
-    if wanted > room and relieve(state, wanted - room, asking=NO_OWNER):
+    if wanted > room and (
+        relieve(state, wanted - room, asking=NO_OWNER)
+        # Else whoever waits for one block would preempt somebody for what others have passed.
+        or (state.window_tokens and not room and relieve(state, 1, asking=NO_OWNER))
+    ):
         room = state.room_for(NO_OWNER)
     count = min(wanted, room)
     if not count:
@@ -122,6 +127,8 @@ def _apply(
         state.counters.cow_copies += 1
         sealed = max(sealed, lease.granted)
     replacement = seal(state, session, lease, sealed)
+    if state.window_tokens and not lease.store:
+        drop_passed(state, lease)
     if not sequence.release:
         return replacement
     publish_tail(state, lease)
@@ -204,7 +211,7 @@ def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -
     runs = [_run(taken)]
     lease = session.leases.get(sequence.lease_id)
     if lease is not None:
-        runs.append(lease.blocks)
+        runs.append(lease.held)
         if lease.copy is not None:
             runs.append(_run([lease.copy.source]))
         state.forget(lease)

@@ -51,7 +51,8 @@ class Waiting:
 
 
 class Acquired(NamedTuple):
-    """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)]; `cached_tokens` <= tokens - 1.
+    """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)], or fewer where those are more than the pool has
+    (`windows.begins_with`); `cached_tokens` <= tokens - 1.
 
     `base_tokens` (packed) are those of the kept branch that it continues: they come before the tokens asked for.
     """

@@ -47,7 +47,7 @@ def resume(
         sessions.count_fenced()
         raise FailedPrecondition("the decoder maps another arena than this daemon's", reason="ARENA_NONCE")
     check_size(wanted)
-    held = [held_of(message, f"resume.sequences[{number}]") for number, message in enumerate(wanted.sequences)]
+    held = [held_of(message, f"resume.sequences[{number}]", layout) for number, message in enumerate(wanted.sequences)]
     if link.origin is not None and wanted.epoch != owner.epoch:
         held = renamed(held, link.origin.leases)
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
@@ -84,14 +84,16 @@ def resumed_message(owner: PoolOwner, link: Link, layout: KvLayout, done: Resume
     )
 
 
-def held_of(message: cache_pb2.HeldSequence, field: str) -> Held:
-    """A held sequence. Raises InvalidArgument, naming the field."""
+def held_of(message: cache_pb2.HeldSequence, field: str, layout: KvLayout) -> Held:
+    """A held sequence. Raises InvalidArgument, naming the field. Where layers have windows its table may have null
+    blocks: the manager knows where."""
     unpack_tokens(message.tokens, f"{field}.tokens")
+    unpack = unpack_tokens if layout.window_tokens else unpack_blocks
     plan = message.copy
     return Held(
         lease_id=LeaseId(message.lease_id),
         tokens=message.tokens,
-        blocks=unpack_blocks(message.blocks, f"{field}.blocks"),
+        blocks=unpack(message.blocks, f"{field}.blocks"),
         sealed_tokens=message.sealed_tokens,
         copy=CopyPlan(plan.source, plan.target, plan.num_tokens) if message.HasField("copy") else None,
     )

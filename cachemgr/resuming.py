@@ -18,6 +18,7 @@ from cachemgr.ids import BlockArray, LeaseId, SessionId
 from cachemgr.leases import NO_LEASE, Lease, Session, to_wire
 from cachemgr.results import CopyPlan, Replacement, SequenceReport
 from cachemgr.state import CacheState
+from cachemgr.windows import passed_by
 from common.errors import InvalidArgument
 
 
@@ -45,6 +46,8 @@ class Resumed:
 def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credit: BlockArray, now_ns: int) -> Resumed:
     """See `CacheManager.resume`."""
     session = state.book.session(session_id)
+    if state.window_tokens:
+        held = [_as_known(state, session, item) for item in held]
     mine = _checked_credit(session, held, credit)
     kept: list[SequenceReport] = []
     misfits: list[Held] = []
@@ -65,7 +68,7 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
     # The decoder may write what is in the table of a misfit until it is told.
     unsafe = {block for item in misfits for block in item.blocks.tolist()}
     unused = sorted(session.credit - mine - taken - unsafe)
-    unzeroed = [session.leases[item.lease_id].blocks.copy() for item in lost]
+    unzeroed = [session.leases[item.lease_id].held.copy() for item in lost]
     done = reports.report(
         state,
         session_id,
@@ -89,6 +92,15 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
     for lease in session.leases.values():
         state.waits.enter(lease)
     return Resumed(leases, [*replacements, *done.replacements], state.revision)
+
+
+def _as_known(state: CacheState, session: Session, held: Held) -> Held:
+    """What is presented, with the blocks that the manager knows of where nothing is read any more: the decoder is not
+    told when those go, and they may be anybody's by now."""
+    lease = session.leases.get(held.lease_id)
+    known = np.zeros(len(held.blocks), np.int32) if lease is None else to_wire(lease.blocks)
+    passed = min(passed_by(state, held.sealed_tokens), len(known), len(held.blocks))
+    return replace(held, blocks=np.concatenate((known[:passed], held.blocks[passed:]))) if passed else held
 
 
 def renamed(held: Sequence[Held], leases: Mapping[LeaseId, LeaseId]) -> list[Held]:

@@ -31,6 +31,7 @@ def layout_of(message: common_pb2.KvLayout) -> KvLayout:
             dtype=KvDtype(message.dtype),
             quantization=message.quantization,
             version=message.version,
+            window_tokens=message.window_tokens,
         )
     except ValueError as error:
         raise InvalidArgument("attach.layout", str(error)) from None

@@ -46,6 +46,7 @@ class CacheState:
         *,
         num_blocks: int,
         block_tokens: int,
+        window_tokens: int = 0,
         epoch: int,
         name_bits: int,
         fail_allocation: int,
@@ -57,9 +58,12 @@ class CacheState:
     ) -> None:
         if block_tokens < 1:
             raise ValueError(f"block_tokens is {block_tokens}; allowed is 1 and more")
+        if window_tokens < 0:
+            raise ValueError(f"window_tokens is {window_tokens}; allowed is 0 and more")
         if not 1 <= name_bits <= FULL_BITS:
             raise ValueError(f"name_bits is {name_bits}; allowed is 1..{FULL_BITS}")
         self.block_tokens = block_tokens
+        self.window_tokens = window_tokens
         self.epoch = epoch
         self.revision = 0
         self.now_ns = 0
@@ -282,7 +286,7 @@ class CacheState:
             loose.append(self.unpin(lease, quarantine=quarantine))
         self.pool.unhold_published(lease.table[: lease.num_published])
         if lease.num_published < lease.num_blocks:
-            loose.append(self.pool.unhold(lease.table[lease.num_published : lease.num_blocks], quarantine=quarantine))
+            loose.append(self.pool.unhold(lease.private, quarantine=quarantine))
         self.rest(lease, lease.num_published)
         self.forget(lease)
         return loose

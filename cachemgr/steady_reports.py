@@ -13,6 +13,7 @@ from cachemgr.leases import Lease, Session
 from cachemgr.results import SequenceFields, SequenceReport
 from cachemgr.sealing import grow, leaf_to_grow
 from cachemgr.state import CacheState
+from cachemgr.windows import drop_passed
 from common.layout import TOKEN_BYTES
 
 
@@ -21,7 +22,7 @@ def others(
 ) -> Iterator[SequenceReport]:
     """Takes what is plain of `sequences`, and yields the rest, each before the next one is looked at. Owners in
     `waiting`, which may change meanwhile, have no room: of theirs nothing is plain."""
-    find, size = session.leases.get, state.block_tokens
+    find, size, windowed = session.leases.get, state.block_tokens, state.window_tokens > 0
     for fields in sequences:
         lease_id, taken, tokens, sealed, copied, release, _ = fields
         lease = find(lease_id)
@@ -55,6 +56,8 @@ def others(
         lease.sealed = sealed
         if leaf is not None:
             grow(state, lease, leaf)
+        elif windowed and not lease.store:
+            drop_passed(state, lease)
 
 
 def _took_one(state: CacheState, session: Session, lease: Lease, blocks: list[int]) -> bool:

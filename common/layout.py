@@ -20,6 +20,7 @@ NULL_BLOCK: Final = 0
 NONCE_BYTES: Final = 32
 TOKEN_BYTES: Final = 4  # token ids cross every boundary as packed little-endian int32
 MAX_BLOCK_TOKENS: Final = 256
+MAX_WINDOW_TOKENS: Final = 1 << 30
 
 
 class KvDtype(StrEnum):
@@ -54,6 +55,9 @@ class KvLayout:
 
     A quantised block is its one-byte elements in the usual order, and behind them the scales, bfloat16
     `[layer][k|v][kv_head][token]`: so a page of elements keeps its power-of-two alignment and a block stays one run.
+
+    window_tokens: so many keys, its own included, are the most that a step reads for a query, in whichever layer; 0
+    means that some layer reads all of them. Blocks that lie wholly before are not read: they may be anybody's.
     """
 
     num_layers: int
@@ -63,6 +67,7 @@ class KvLayout:
     dtype: KvDtype
     quantization: str = NOT_QUANTIZED
     version: int = LAYOUT_VERSION
+    window_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, high in (("num_layers", 1024), ("num_kv_heads", 1024), ("head_dim", 1024)):
@@ -77,17 +82,29 @@ class KvLayout:
             raise ValueError(f"quantization is {self.quantization!r}; allowed is one of {allowed}")
         if self.quantized and self.dtype is not SCALE_DTYPE:
             raise ValueError(f"dtype is {self.dtype.value}; beside {self.quantization} scales are {SCALE_DTYPE.value}")
+        if not 0 <= self.window_tokens <= MAX_WINDOW_TOKENS:
+            raise ValueError(f"window_tokens is {self.window_tokens}; allowed is 0..{MAX_WINDOW_TOKENS}")
         if self.version != LAYOUT_VERSION:
             raise ValueError(f"layout version is {self.version}; this build speaks {LAYOUT_VERSION}")
         if self.block_bytes < NONCE_BYTES:
             raise ValueError(f"a block of {self.block_bytes} bytes is smaller than the {NONCE_BYTES}-byte nonce")
 
     @classmethod
-    def of(cls, num_layers: int, num_kv_heads: int, head_dim: int, block_tokens: int, kv_dtype: str) -> KvLayout:
+    def of(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_tokens: int,
+        kv_dtype: str,
+        window_tokens: int = 0,
+    ) -> KvLayout:
         """The layout of keys and values stored as `kv_dtype`, one of KV_DTYPES."""
-        if kv_dtype in QUANTIZATIONS:
-            return cls(num_layers, num_kv_heads, head_dim, block_tokens, SCALE_DTYPE, kv_dtype)
-        return cls(num_layers, num_kv_heads, head_dim, block_tokens, KvDtype(kv_dtype))
+        quantized = kv_dtype in QUANTIZATIONS
+        return cls(
+            num_layers, num_kv_heads, head_dim, block_tokens, SCALE_DTYPE if quantized else KvDtype(kv_dtype),
+            kv_dtype if quantized else NOT_QUANTIZED, window_tokens=window_tokens,
+        )  # fmt: skip
 
     @property
     def quantized(self) -> bool:
@@ -148,5 +165,6 @@ class KvLayout:
     def fingerprint(self) -> bytes:
         """16 bytes that are equal exactly when two layouts are equal."""
         fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
-        text = f"{self.dtype.value}/{self.quantization}".encode()
+        window = f"/window {self.window_tokens}" if self.window_tokens else ""
+        text = f"{self.dtype.value}/{self.quantization}{window}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()

@@ -73,6 +73,7 @@ def layout_message(layout: KvLayout) -> common_pb2.KvLayout:
         dtype=layout.dtype.value,
         quantization=layout.quantization,
         version=layout.version,
+        window_tokens=layout.window_tokens,
     )
 
 

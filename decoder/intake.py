@@ -208,7 +208,7 @@ class Intake:
         needed = blocks_of_group(
             scheduler.block_tokens, num_prompt, num_prompt + first_growth, width if first_growth else 1
         )
-        if needed > scheduler.num_blocks:
+        if needed > scheduler.num_blocks and not (width == 1 and scheduler.windows.fit(scheduler.num_blocks)):
             raise ResourceExhausted(
                 f"a prompt of {num_prompt} tokens needs {needed} blocks; the pool has {scheduler.num_blocks}",
                 subject="blocks", needed=needed, usable=scheduler.num_blocks, reason="EXCEEDS_POOL",

@@ -165,6 +165,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "windows": _windows(layout, shape),
         "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, shape.windows),
         "layer_groups_built": False,
+        "window_blocks": _window_blocks(layout, shape),
         "kinds": [],
         "dtypes": [],
     }
@@ -174,6 +175,16 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         other = KvLayout.of(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kind)
         result["dtypes"].append(_row(other, shape, pool) | {"kv_dtype": kind})
     return result
+
+
+def _window_blocks(layout: KvLayout, shape: Shape) -> int | None:
+    """Blocks that a sequence comes down to where blocks lack: those in which a key of the widest window may lie. None
+    where a layer sees all keys."""
+    widest = [window for window in shape.windows if window is not None]
+    if len(widest) < shape.num_layers:
+        return None
+    size = layout.block_tokens
+    return min(layout.blocks_for(shape.context), (max(widest) + size - 2) // size + 1)
 
 
 def _windows(layout: KvLayout, shape: Shape) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
 _GIB: Final = 1024**3
+_WINDOW_COLUMNS: Final = ("a query sees", "layers", "their part of a sequence", "with layer groups (not built)")
 _CONTEXT_FROM: Final = {
     "model": "that is the longest context of the model; --context N plans for another",
     "assumed": "that is assumed, as no model says how long its context is; --context N plans for another",
@@ -66,10 +67,18 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
         )
         for row in plan["windows"]
     ]
+    if plan["window_blocks"] is not None:
+        least = plan["window_blocks"]
+        text = (
+            f"Every layer has a window. A sequence keeps all of its blocks, for prompts to come, as long as there is "
+            f"room; where blocks lack, a running one comes down to those of the widest window: {least} blocks, "
+            f"{_readable(least * plan['block_bytes'])}."
+        )
+        return [table(_WINDOW_COLUMNS, rows), text]
     return [
-        table(("a query sees", "layers", "their part of a sequence", "with layer groups (not built)"), rows),
-        f"Layers with a window keep all blocks of their sequence: a block holds every layer, and layer groups with "
-        f"tables of their own are not built. With them a sequence would take "
+        table(_WINDOW_COLUMNS, rows),
+        f"Layers with a window keep all blocks of their sequence, since others see all keys: a block holds every "
+        f"layer, and layer groups with tables of their own are not built. With them a sequence would take "
         f"{_readable(plan['sequence_bytes_with_layer_groups'])} in place of {_readable(plan['sequence_bytes'])}.",
     ]
 

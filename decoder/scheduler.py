@@ -23,6 +23,7 @@ from decoder.credit import Credit
 from decoder.prefix_waits import WAIT_SECONDS, PrefixWaits
 from decoder.prompt_logprobs import limit_scored
 from decoder.sequence import CopyPlan, IntArray, LeaseId, Request, Sequence, SequenceId, SequenceState
+from decoder.windows import Windows
 
 # After a preemption nobody is admitted for so many steps, unless somebody leaves: else the blocks that were just
 # given up would go to the next in the queue and not to the sequence that needed them.
@@ -74,8 +75,10 @@ class Scheduler:
         chunk_tokens: int,
         mixed_chunk_tokens: int = 0,
         wait_seconds: float = WAIT_SECONDS,
+        window_tokens: int = 0,
     ) -> None:
         self.block_tokens = block_tokens
+        self.windows = Windows(window_tokens, block_tokens)
         self.num_blocks = num_blocks
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
@@ -206,7 +209,8 @@ class Scheduler:
                 plan.decodes.append(sequence)
         prefills = [sequence for sequence in prefills if sequence.state is SequenceState.RUNNING]
         budget = self.mixed_chunk_tokens if plan.decodes else self.chunk_tokens
-        plan.chunks = limit_scored(share_chunks(prefills, max(1, budget - len(plan.decodes))))
+        chunks = share_chunks(prefills, max(1, budget - len(plan.decodes)))
+        plan.chunks = limit_scored([(sequence, min(count, self._covered(sequence))) for sequence, count in chunks])
         if self.queue.is_blocked and not plan.preempted:
             self._evict_paused(plan)
         if not self.running:
@@ -221,6 +225,8 @@ class Scheduler:
             if not sequence.paused:
                 steps = ahead if sequence.pace is None else ahead * (1 + sequence.pace.length)
                 tokens = min(sequence.num_tokens - 1 + steps, sequence.last_kv_tokens)
+                if self.windows.tokens:  # a prompt that is longer than the pool takes blocks as it is computed
+                    tokens = min(tokens, sequence.num_computed + max(steps, self.chunk_tokens))
                 need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
         return need
 
@@ -241,13 +247,16 @@ class Scheduler:
         return count
 
     def _cover(self, sequence: Sequence, plan: Plan) -> bool:
-        # Makes the table reach what is to be computed; where that fails, decides who gives way.
-        needed = self.blocks_for(sequence.num_tokens)
-        if needed > self.num_blocks:
-            plan.outgrown.append((sequence, needed))
+        # Makes the table reach what is to be computed; where not even a part of it, decides who gives way.
+        needed = self.blocks_for(min(sequence.num_tokens, sequence.num_computed + self.chunk_tokens))
+        at_once = self.blocks_for(sequence.num_computed + 1) - self.windows.passed_by(sequence.num_computed)
+        if at_once > self.num_blocks:
+            plan.outgrown.append((sequence, at_once))
             return False
         while sequence.num_blocks < needed:
             block = self.credit.take()
+            if block is None and self._covered(sequence) > 0:
+                return True
             if block is None:
                 plan.in_need = True
                 if self.credit.is_refused and not self.credit.is_asking and not plan.preempted:
@@ -255,6 +264,9 @@ class Scheduler:
                 return False
             sequence.append_block(block)
         return True
+
+    def _covered(self, sequence: Sequence) -> int:
+        return sequence.num_blocks * self.block_tokens - sequence.num_computed
 
     def _victim(self) -> Sequence:
         # Of the tenant that holds most for its weight: who came late by its fair turn does not go first.
@@ -264,7 +276,8 @@ class Scheduler:
         held: dict[str, float] = {}
         for sequence in self.running:
             request = sequence.request
-            held[request.tenant] = held.get(request.tenant, 0.0) + sequence.num_blocks / request.tenant_weight
+            num_blocks = sequence.num_blocks - self.windows.passed_by(sequence.num_computed)
+            held[request.tenant] = held.get(request.tenant, 0.0) + num_blocks / request.tenant_weight
         most = max(held.values())
         return next(sequence for sequence in reversed(self.running) if held[sequence.request.tenant] == most)
 

@@ -86,6 +86,7 @@ class StepLoop:
             chunk_tokens=options.chunk_tokens,
             mixed_chunk_tokens=options.mixed_chunk_tokens,
             wait_seconds=options.wait_seconds,
+            window_tokens=model.layout.window_tokens,
         )
         self.requests = RequestTable(options.window_tokens)
         self._speculator = Speculator(self._scheduler, drafters)

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from common.errors import InvalidArgument
 from common.layout import KV_DTYPES, KvDtype, KvLayout, default_kv_dtype
+from decoder.kernels import amx
+from decoder.kernels.frame import SPAN
 from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
 from decoder.models.packing import Memory
@@ -25,6 +27,14 @@ Progress = Callable[[str, float], None]
 
 # Tensors some exporters add; they are functions of the configuration.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+def read_tokens(config: ModelConfig, *, in_spans: bool) -> int:
+    """`KvLayout.window_tokens` of a model: how far its layers read back, in whole spans where attention reads those; 0
+    where one of them reads everything, as far as the model's context goes."""
+    windows = [layer.window for layer in config.layers if layer.window is not None]
+    widest = max(windows, default=0) + (SPAN - 1 if in_spans else 0)
+    return widest if len(windows) == config.num_layers and widest < config.max_position else 0
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -177,7 +187,10 @@ def load_on(
     source = open_source(path)
     config = limit_context(source.config, max_context)
     check_shapes(source.shapes(), config)
-    layout = KvLayout.of(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
+    layout = KvLayout.of(
+        config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype,
+        read_tokens(config, in_spans=not device.uses_triton and amx.available()),
+    )  # fmt: skip
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
     digests = digest_config(config, source.digest(), f"{dtype}/gpu" if device.uses_triton else dtype)

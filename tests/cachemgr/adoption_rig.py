@@ -40,10 +40,14 @@ def claim_of(sequence: Running, *, no_store: bool = False) -> Claim:
 class DyingRig(Rig):
     """`die` ends the manager as kill -9 would; `adopt` puts a new one in its place; `claim` brings a session back."""
 
-    def __init__(self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128) -> None:
+    def __init__(
+        self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128, window_tokens: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
         self.memory = make_memory(num_blocks, block_tokens)
-        super().__init__(num_blocks=num_blocks, block_tokens=block_tokens, name_bits=name_bits)
+        super().__init__(
+            num_blocks=num_blocks, block_tokens=block_tokens, name_bits=name_bits, window_tokens=window_tokens
+        )
         self.journal = IndexJournal(self.memory)
         self.manager = self._manager()
         self.credit, self.revision = {}, {}
@@ -53,6 +57,7 @@ class DyingRig(Rig):
         return CacheManager(
             num_blocks=self.num_blocks,
             block_tokens=self.block_tokens,
+            window_tokens=self.window_tokens,
             epoch=self.journal.epoch,
             on_free=self._poison,
             journal=self.journal,

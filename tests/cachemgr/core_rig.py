@@ -54,13 +54,23 @@ class Running:
 class Rig:
     """A manager, its decoders' sequences and the pretend arena."""
 
-    def __init__(self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128, fail_allocation: int = 0):
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 32,
+        block_tokens: int = 4,
+        window_tokens: int = 0,
+        name_bits: int = 128,
+        fail_allocation: int = 0,
+    ):
         self.now_ns = 0
         self.block_tokens = block_tokens
+        self.window_tokens = window_tokens
         self.cells: dict[int, list[object]] = {b: [None] * block_tokens for b in range(1, num_blocks + 1)}
         self.manager = CacheManager(
             num_blocks=num_blocks,
             block_tokens=block_tokens,
+            window_tokens=window_tokens,
             epoch=7,
             name_bits=name_bits,
             fail_allocation=fail_allocation,
@@ -243,11 +253,13 @@ class Rig:
         return made
 
     def check(self) -> None:
-        """Every computed position of every sequence reads what it must; the manager's own check passes."""
+        """Every computed position that the next token of a sequence reads holds what it must; the manager's own check
+        passes."""
         violations = self.manager.check_integrity()
         assert violations == [], violations
         for sequence in self.sequences:
-            for position in range(sequence.computed):
+            first = max(0, sequence.computed + 1 - self.window_tokens) if self.window_tokens else 0
+            for position in range(first, sequence.computed):
                 block, slot = divmod(position, self.block_tokens)
                 number = sequence.table[block]
                 if sequence.copy is not None and number == sequence.copy.target:

@@ -142,6 +142,7 @@ def test_sequence_that_does_not_grow_ends_that_stream_alone():
         ({"head_dim": 16}, "head_dim: want 16, have 8"),
         ({"block_tokens": 8}, "block_tokens: want 8, have 4"),
         ({"dtype": "bfloat16"}, "dtype: want bfloat16, have float32"),
+        ({"window_tokens": 4096}, "window_tokens: want 4096, have 0"),
         ({"dtype": "bfloat16", "quantization": "int8"}, "quantization: want int8, have none"),
     ],
 )

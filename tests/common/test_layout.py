@@ -28,6 +28,7 @@ def test_block_of_an_eight_billion_model_is_two_mebibytes() -> None:
         {"dtype": KvDtype.FLOAT16},
         {"quantization": "int8"},
         {"quantization": "fp8_e4m3"},
+        {"window_tokens": 4096},
     ],
 )
 def test_every_number_changes_the_fingerprint(change: dict[str, object]) -> None:
@@ -41,6 +42,7 @@ def test_every_number_changes_the_fingerprint(change: dict[str, object]) -> None
     [
         ({"num_layers": 0}, "num_layers"),
         ({"block_tokens": 24}, "block_tokens"),
+        ({"window_tokens": -1}, "window_tokens"),
         ({"quantization": "int3"}, "quantization"),
         ({"quantization": "int8", "dtype": KvDtype.FLOAT32}, "dtype is float32; beside int8 scales are bfloat16"),
     ],

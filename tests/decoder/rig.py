@@ -183,7 +183,10 @@ class Node:
         self.model = model if model is not None else RecallModel()
         size = self.model.layout.block_tokens
         self.arena = arena if arena is not None else self.model.arena(num_blocks)
-        self.manager = manager or CacheManager(num_blocks=num_blocks, block_tokens=size, epoch=1, on_free=self._poison)
+        window = self.model.layout.window_tokens
+        self.manager = manager or CacheManager(
+            num_blocks=num_blocks, block_tokens=size, window_tokens=window, epoch=1, on_free=self._poison
+        )
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
         self.client: InProcessClient
         if lateness is None:

@@ -109,6 +109,24 @@ def test_windows_are_shown_with_what_they_cost(tmp_path: Path, capsys: pytest.Ca
     assert "layer groups" not in capsys.readouterr().out
 
 
+def test_a_model_of_windows_alone_says_what_a_sequence_comes_down_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where every layer has a window, the blocks that it may touch; nothing of that where one layer sees all."""
+    make_tiny_llama(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 40}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = plan(capsys, "--model", str(tmp_path), "--context", "500")
+    touched = {len({place // 16 for place in range(end - 40, end)}) for end in range(40, 500)}
+    assert answer["window_blocks"] == max(touched)
+    assert plan(capsys, "--model", str(tmp_path), "--context", "20")["window_blocks"] == 2
+    assert main(["--model", str(tmp_path), "--context", "500"]) == 0
+    assert f"widest window: {max(touched)} blocks" in capsys.readouterr().out
+    _make_windowed(tmp_path / "mixed", 12)
+    assert plan(capsys, "--model", str(tmp_path / "mixed"), "--context", "500")["window_blocks"] is None
+
+
 @pytest.mark.parametrize("context", [1, 16, 39, 40, 41, 56, 57, 1000])
 @pytest.mark.parametrize("window", [1, 16, 17, 40, 2000])
 def test_blocks_in_a_window_are_counted(context: int, window: int) -> None:

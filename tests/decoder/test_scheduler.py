@@ -468,6 +468,20 @@ def test_a_sequence_alone_that_outgrows_the_pool_is_told_so() -> None:
     assert (rig.outgrown, rig.ended) == ([1], [2])
 
 
+def test_what_a_window_has_passed_counts_for_nothing() -> None:
+    """A sequence outgrows the pool by what it still reads: of 5 blocks in a pool of 4 it has passed one; without a
+    window, or with one of which a key lies in each block, it is told so."""
+    for window, ended in ((0, False), (14, False), (13, True), (4, True)):
+        rig = Rig(num_blocks=4, window_tokens=window)
+        sequence = make(1, 4 * BLOCK, max_tokens=8)
+        rig.scheduler.enqueue(sequence)
+        rig.step()
+        sequence.num_computed = 4 * BLOCK
+        while sequence.num_tokens <= 4 * BLOCK:
+            sequence.append_token(9)
+        assert (len(rig.scheduler.schedule().outgrown) == 0) is ended, window
+
+
 def test_credit_is_asked_ahead_and_given_back() -> None:
     """Decodes find their blocks without waiting; when nothing runs no credit is held."""
     rig = Rig()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from decoder.kernels import amx
 from tests.e2e.client import make_request
 from tests.e2e.oracle import Solo
 from tests.e2e.prompts import Prompts
@@ -24,6 +25,25 @@ def windowed_model(folder: Path) -> Path:
     config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def test_an_answer_is_longer_than_the_pool(tmp_path: Path) -> None:
+    """Where every layer has a window, a pool of 24 blocks gives an answer of 30, twice at once, with freed blocks
+    poisoned: Equal to its solo run on a pool that holds all of it."""
+    model = windowed_model(tmp_path / "windowed")
+    prompts = Prompts(model, 40)
+    requests = [make_request(prompts.tokens(20), new=30 * B) for _ in range(2)]
+    options = ["--threads", "1"]
+    with (
+        Node(model, pool_blocks=128, options=["--no-prefix-cache", *options]) as alone,
+        Node(
+            model, pool_blocks=24 if not amx.available() else 56, options=options, faults=["poison_on_free=1"]
+        ) as node,
+    ):
+        expected = Solo(alone)
+        for request, result in zip(requests, node.together(requests), strict=True):
+            expected.check(request, result)
+        node.quiet()
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ class SimDaemon:
         self.manager = CacheManager(
             num_blocks=scenario.num_blocks,
             block_tokens=scenario.block_tokens,
+            window_tokens=scenario.window_tokens,
             epoch=epoch,
             journal=world.journal,
             name_bits=scenario.name_bits,
@@ -219,7 +220,7 @@ class SimDaemon:
             raise Violation(f"r{request.number} must read nothing and has {answer.cached_tokens} tokens cached")
         if request.no_store:
             self.not_stored.add(answer.lease_id)
-        self._note_prefix(request, answer.lease_id, continues=bool(base))
+        self._note_prefix(request, answer.lease_id, len(answer.blocks), continues=bool(base))
         self._say(
             f"session {session} leases {answer.lease_id} for r{request.number}.{asked.sample} of {request.tenant}: "
             f"{answer.blocks.tolist()}, {answer.cached_tokens} of {len(tokens)} cached, copy {answer.copy}"
@@ -227,10 +228,11 @@ class SimDaemon:
         )
         return answer
 
-    def _note_prefix(self, request: Request, number: LeaseId, *, continues: bool) -> None:
+    def _note_prefix(self, request: Request, number: LeaseId, num_blocks: int, *, continues: bool) -> None:
         """What of a new lease lies in a wider scope: as its decoder has to know."""
         lease, size = self.manager._state.book.leases[number], self.world.scenario.block_tokens
-        if not continues and lease.prefix_blocks != request.prefix_tokens // size:
+        expected = request.prefix_tokens // size
+        if not continues and lease.prefix_blocks != (expected if expected <= num_blocks else 0):
             raise Violation(f"r{request.number} has {lease.prefix_blocks} blocks in its scope")
         scope = 0 if lease.prefix_tree is None else request.scope
         if lease.prefix_tree is not None:

@@ -12,7 +12,21 @@ from typing import Any
 import numpy as np
 from pytest import MonkeyPatch
 
-from cachemgr import admission, branches, kept, layers, radix, reports, resuming, sealing, state, upkeep
+from cachemgr import (
+    admission,
+    branches,
+    claim_plans,
+    claims,
+    kept,
+    layers,
+    radix,
+    reports,
+    resuming,
+    sealing,
+    state,
+    upkeep,
+    windows,
+)
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
 from cachemgr.journal import IndexJournal
@@ -382,8 +396,39 @@ def leases_that_end_are_not_told_to_the_queue(patch: MonkeyPatch) -> None:
     patch.setattr(CacheState, "rest", lambda state, lease, count: None)
 
 
+def a_window_is_a_token_too_short(patch: MonkeyPatch) -> None:
+    """A sequence lets go of what its next token still reads."""
+    _wrap(patch, windows, "passed_by", lambda passed_by, state, count: passed_by(state, count + 1))
+
+
+def what_was_passed_is_taken_from_others(patch: MonkeyPatch) -> None:
+    """A sequence offers what others hold, too."""
+
+    def offer(original: Any, state: Any, *arguments: Any) -> Any:
+        references = state.pool.references
+        state.pool.references = np.minimum(references, 2)
+        try:
+            return original(state, *arguments)
+        finally:
+            state.pool.references = references
+
+    _wrap(patch, windows, "_offer", offer)
+
+
+def what_was_passed_is_presented_as_it_was(patch: MonkeyPatch) -> None:
+    """A decoder that comes back is believed to hold what went while it was away."""
+    patch.setattr(resuming, "_as_known", lambda state, session, held: held)
+
+
+def what_was_passed_is_claimed_as_it_was(patch: MonkeyPatch) -> None:
+    """A new daemon believes that a sequence still holds what it has passed."""
+    for module in (claim_plans, claims):
+        patch.setattr(module, "table_of", lambda state, item: item.held.blocks.astype(np.intp))
+
+
 # Found within a few seeds.
 COMMON: list[Defect] = [
+    a_window_is_a_token_too_short,
     tails_do_not_depend_on_their_prefix,
     floors_are_not_shielded,
     nothing_is_scrubbed,
@@ -420,6 +465,9 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
+    what_was_passed_is_taken_from_others,
+    what_was_passed_is_presented_as_it_was,
+    what_was_passed_is_claimed_as_it_was,
     the_last_resort_takes_whatever_is_oldest,
     blocks_are_free_before_the_journal_forgets_them,
     ceilings_are_not_checked,
@@ -436,6 +484,7 @@ RARE: list[Defect] = [
 
 # Those that give a reader wrong content: the shadow memory must see them with the manager's own check left out.
 SEEN_BY_MEMORY: list[Defect] = [
+    a_window_is_a_token_too_short,
     nothing_is_scrubbed,
     a_lost_answer_counts_as_scrubbed,
     a_journal_forgets_nothing,

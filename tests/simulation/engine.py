@@ -17,7 +17,7 @@ from cachemgr.claim_plans import Claim
 from cachemgr.ids import LeaseId
 from cachemgr.results import Acquired, Branch, CopyPlan, Keep, Replacement, Reported, Waiting
 from cachemgr.resuming import Resumed
-from common.errors import NotFound, ResourceExhausted, TesseraError, Unavailable
+from common.errors import FailedPrecondition, NotFound, ResourceExhausted, TesseraError, Unavailable
 from common.tokens import pack_tokens
 from tests.simulation import messages
 from tests.simulation.kernel import Violation
@@ -198,7 +198,7 @@ class Engine:
             raise Violation(f"{sequence.name}: the kept branch is not what was kept")
         if answer.cached_tokens > len(sequence.tokens) - 1:
             raise Violation(f"{sequence.name}: {answer.cached_tokens} of {len(sequence.tokens)} tokens are cached")
-        if len(answer.blocks) != -(-len(sequence.tokens) // self.size):
+        if len(answer.blocks) != self.world.begins_with(len(sequence.tokens)):
             raise Violation(f"{sequence.name}: {len(answer.blocks)} blocks for {len(sequence.tokens)} tokens")
         if sequence.state == FINISHED:
             self.released.append(messages.SequenceReport(answer.lease_id, release=True))
@@ -268,7 +268,8 @@ class Engine:
         if isinstance(answer, NotFound) and self.world.lied(lease):
             return
         sequence.state = RUNNING
-        if isinstance(answer, ResourceExhausted):
+        passed = isinstance(answer, FailedPrecondition) and answer.reason == "WINDOW_PASSED"
+        if isinstance(answer, ResourceExhausted) or (passed and self.scenario.window_tokens):
             self._give_way(sequence)
             return
         if isinstance(answer, TesseraError):
@@ -329,7 +330,7 @@ class Engine:
                 continue
             if sequence.request.drafts and self.kernel.chance(0.5):
                 self._draft(sequence)
-            if len(sequence.tokens) - sequence.drafts > self.scenario.num_blocks * self.size:
+            if len(sequence.tokens) - sequence.drafts > self.world.longest:
                 self.end_request(sequence.request, "refused: EXCEEDS_POOL")
                 continue
             if self._cover(sequence):
@@ -346,6 +347,14 @@ class Engine:
                 if any(item[0] is sequence for item in work):
                     continue
                 count = min(sequence.remaining, budget)
+                if not self._reach(sequence, count):
+                    in_need = True
+                    if self.refused and not self.asked:
+                        self._give_way(self.running[-1])
+                        work = [item for item in work if item[0] in self.running]
+                        break
+                    continue
+                count = min(count, len(sequence.table) * self.size - sequence.computed)
                 budget -= count
                 work.append((sequence, count))
         self.report(in_need=in_need)
@@ -374,6 +383,14 @@ class Engine:
                 return False
         return True
 
+    def _reach(self, sequence: Sequence, count: int) -> bool:
+        """Makes the table reach `count` tokens more, or a part of them, where the prompt is longer than the pool."""
+        while len(sequence.table) * self.size < sequence.computed + count and self.credit:
+            block = self.credit.pop()
+            sequence.table.append(block)
+            sequence.taken.append(block)
+        return len(sequence.table) * self.size > sequence.computed
+
     def _give_way(self, sequence: Sequence) -> None:
         self.process.say(f"preempts {sequence.name}")
         self._release(sequence)
@@ -388,6 +405,8 @@ class Engine:
         for sequence in self.running:
             last = len(sequence.request.prompt) + sequence.request.max_tokens - 1
             ahead = min(len(sequence.tokens) + AHEAD_TOKENS, last)
+            if len(sequence.tokens) > self.scenario.num_blocks * self.size:
+                ahead = min(ahead, sequence.computed + self.scenario.chunk_tokens)
             need += max(0, -(-ahead // self.size) - len(sequence.table))
         count = len(self.credit) if not need else min(self.reclaim, len(self.credit))
         self.reclaim = 0

@@ -74,15 +74,15 @@ class Memory:
         for block in blocks.tolist():
             self.blocks[block] = [-abs(cell) for cell in self.blocks[block]]
 
-    def read(self, table: Sequence[int], cells: Sequence[int], end: int, who: str) -> None:
-        """Reads the first `end` tokens through a table; raises Violation unless they are `cells`."""
+    def read(self, table: Sequence[int], cells: Sequence[int], begin: int, end: int, who: str) -> None:
+        """Reads tokens `begin`..`end` through a table; raises Violation unless they are `cells`."""
         size, blocks = self.block_tokens, self.blocks
-        for start in range(0, end, size):
-            count = min(size, end - start)
+        for start in range(begin - begin % size, end, size):
+            first, count = max(0, begin - start), min(size, end - start)
             found = blocks[table[start // size]]
-            if found[:count] == cells[start : start + count]:
+            if found[first:count] == cells[start + first : start + count]:
                 continue
-            slot = next((slot for slot in range(count) if not fits(found[slot], cells[start + slot])), None)
+            slot = next((slot for slot in range(first, count) if not fits(found[slot], cells[start + slot])), None)
             if slot is not None:
                 raise Violation(
                     f"{who} reads wrong content at token {start + slot}, block {table[start // size]}: "

@@ -42,6 +42,7 @@ class Scenario:
     commits: bool
     keeps: bool
     scopes: bool = False  # whether prompts begin in scopes that tenants share
+    window_tokens: int = 0  # that the decoders' layers read back at most; 0: all
 
     @property
     def faults_until(self) -> int:
@@ -53,7 +54,8 @@ class Scenario:
         faults = ", ".join(sorted(self.faults)) or "none"
         return (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_tokens}, {self.num_decoders} decoders, "
-            f"{self.num_tenants} tenants, {self.num_requests} requests, {'scopes, ' * self.scopes}faults: {faults}"
+            f"{self.num_tenants} tenants, {self.num_requests} requests, {'scopes, ' * self.scopes}"
+            f"{f'window {self.window_tokens}, ' * (self.window_tokens > 0)}faults: {faults}"
         )
 
 
@@ -94,6 +96,8 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
         commits=kernel.chance(0.3),
         keeps=kernel.chance(0.4),
     )
+    if seed % 7 in (1, 3, 6):  # nothing is drawn: the other seeds stay what they were
+        scenario = replace(scenario, window_tokens=1 + seed // 7 % (3 * block_tokens))
     return replace(scenario, scopes=True, shared_roots=True) if scopes else scenario
 
 

@@ -179,7 +179,25 @@ class World:
         if scenario.quotas:
             others = sum(quota.floor_blocks for n, quota in enumerate(scenario.quotas, 1) if n != request.owner)
             most = min(scenario.quotas[request.owner - 1].ceiling_blocks or most, most - others)
-        return -(-num_tokens // scenario.block_tokens) <= most
+        lengths = range(min(len(request.prompt), num_tokens), num_tokens + 1)  # it may begin anew at any of them
+        return max(map(self.begins_with, lengths)) <= most
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks that a window may touch, and one to write."""
+        return (self.scenario.window_tokens + self.scenario.block_tokens - 2) // self.scenario.block_tokens + 2
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence at most."""
+        scenario = self.scenario
+        without_end = scenario.window_tokens > 0 and self.window_blocks <= scenario.num_blocks
+        return 1 << 30 if without_end else scenario.num_blocks * scenario.block_tokens
+
+    def begins_with(self, num_tokens: int) -> int:
+        """Blocks of the table that a lease of so many tokens begins with."""
+        most, num_blocks = self.scenario.num_blocks, -(-num_tokens // self.scenario.block_tokens)
+        return num_blocks if num_blocks <= most or self.longest <= most * self.scenario.block_tokens else most // 2
 
     def new_keep(self, sequence: Sequence) -> Keep:
         """A name for a sequence that is to be kept."""
@@ -239,10 +257,12 @@ class World:
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:
-        """A decoder attends to everything that a sequence has computed."""
+        """A decoder attends to what a sequence has computed, as far back as its layers read."""
         self.invariants.is_attached(process)
         who = f"{process.name} for {sequence.name} of {sequence.request.tenant}"
-        self.memory.read(sequence.table, sequence.cells, sequence.computed, who)
+        window = self.scenario.window_tokens
+        begin = max(0, sequence.computed + 1 - window) if window else 0
+        self.memory.read(sequence.table, sequence.cells, begin, sequence.computed, who)
 
     def write(self, process: SimDecoder, sequence: Sequence, count: int) -> None:
         """A decoder computes `count` more tokens of a sequence."""

@@ -57,7 +57,7 @@ class ScopePrefix(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., group: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version", "window_tokens")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class KvLayout(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -72,4 +73,5 @@ class KvLayout(_message.Message):
     dtype: str
     quantization: str
     version: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    window_tokens: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ..., window_tokens: _Optional[int] = ...) -> None: ...

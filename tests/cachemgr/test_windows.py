@@ -1,0 +1,336 @@
+"""Windows: what a running sequence has passed is freed where blocks lack, and nothing that anybody may read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cachemgr import windows
+from cachemgr.ids import TenantId
+from cachemgr.quotas import Quota
+from cachemgr.results import Keep
+from cachemgr.resuming import Held
+from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from tests.cachemgr.adoption_rig import DyingRig
+from tests.cachemgr.core_rig import Rig, Running, pack, root_of
+
+B = 4
+WINDOW = 10
+MOST = WINDOW // B + 2  # blocks that a window may touch
+
+
+def decode(rig: Rig, sequence: Running, count: int) -> None:
+    """Generates `count` tokens, one a step, as a decoder does that asks for one block ahead."""
+    for step in range(count):
+        if not rig.credit[rig.session]:
+            rig.report(wanted=1)
+        assert rig.grow(sequence, 500 + step), "no block was to be had"
+        rig.compute(sequence)
+        rig.report(rig.message(sequence))
+        rig.check()
+
+
+def held(rig: Rig, sequence: Running) -> int:
+    """Blocks that a sequence holds by the manager's books."""
+    return len(rig.manager._state.book.leases[sequence.lease_id].held)
+
+
+@pytest.mark.parametrize("no_store", [True, False])
+def test_a_sequence_may_be_many_times_longer_than_the_pool(no_store: bool) -> None:
+    """A pool of two windows serves 40 windows; every key that is read is there at every step. Without a window it ends
+    with the pool."""
+    rig = Rig(num_blocks=2 * MOST, window_tokens=WINDOW)
+    sequence = rig.acquire(range(B), no_store=no_store)
+    rig.compute(sequence)
+    decode(rig, sequence, 40 * WINDOW)
+    assert held(rig, sequence) <= (MOST if no_store else 2 * MOST)
+    rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
+    rig.quiet()
+    assert rig.manager.snapshot().active_blocks == 0
+
+    rig = Rig(num_blocks=2 * MOST)
+    sequence = rig.acquire(range(B), no_store=no_store)
+    rig.compute(sequence)
+    with pytest.raises(AssertionError, match="no block was to be had"):
+        decode(rig, sequence, 40 * WINDOW)
+
+
+def test_what_is_not_published_goes_as_soon_as_it_is_passed() -> None:
+    """With room to spare a sequence that stores nothing holds its window and no more; one that stores keeps all."""
+    rig = Rig(num_blocks=128, window_tokens=WINDOW)
+    private, stored = rig.acquire(range(B), no_store=True), rig.acquire(range(100, 100 + B))
+    for sequence in (private, stored):
+        rig.compute(sequence)
+        decode(rig, sequence, 20 * B)
+    assert held(rig, private) <= MOST
+    assert held(rig, stored) == 21
+
+
+def test_prefixes_stay_until_blocks_lack() -> None:
+    """While there is room all of a running sequence can be found; when another needs its blocks, what it has passed
+    goes with all of it that is listed below, and it computes on with what it reads."""
+    rig = Rig(num_blocks=16, window_tokens=WINDOW)
+    running = rig.acquire(range(12 * B))
+    rig.compute(running)
+    rig.report(rig.message(running))
+    assert rig.serve([*range(12 * B), 7]) == 12 * B
+    rig.check()
+    other = rig.acquire(range(1000, 1000 + 9 * B))
+    assert held(rig, running) <= MOST
+    rig.compute(other)
+    rig.check()
+    rig.report(rig.message(other, release=True))
+    decode(rig, running, 3 * B)
+    assert rig.serve([*range(4 * B), 7]) == 0
+    rig.finish(running)
+    rig.report(returned=rig.credit[rig.session])
+    rig.quiet()
+
+
+def test_a_prefix_that_others_hold_stays_listed() -> None:
+    """What two sequences share goes only when both have passed it and nobody is to be served by it: the shared part
+    stays found, each frees its own."""
+    rig = Rig(num_blocks=24, window_tokens=WINDOW)
+    prompt = list(range(4 * B))
+    first = rig.acquire([*prompt, *range(100, 100 + 6 * B)])
+    rig.compute(first)
+    rig.report(rig.message(first))
+    second = rig.acquire([*prompt, *range(200, 200 + 6 * B)])
+    assert second.computed == 4 * B
+    rig.compute(second)
+    rig.report(rig.message(second))
+    other = rig.acquire(range(1000, 1000 + 11 * B))  # 16 are held, 8 free: one of the two must do
+    rig.compute(other)
+    rig.check()
+    assert sorted((held(rig, first), held(rig, second)))[0] <= MOST
+    assert rig.serve([*prompt, 7]) == 4 * B
+    for sequence in (first, second, other):
+        rig.finish(sequence)
+    rig.quiet()
+
+
+def test_relief_that_would_not_do_changes_nothing() -> None:
+    """Where what was passed is not enough, nobody loses a listed block for nothing."""
+    rig = Rig(num_blocks=16, window_tokens=WINDOW)
+    running = rig.acquire(range(12 * B))
+    rig.compute(running)
+    rig.report(rig.message(running))
+    with pytest.raises(ResourceExhausted) as refused:
+        rig.acquire(range(1000, 1000 + 14 * B))
+    assert refused.value.reason == "POOL_FULL"
+    assert held(rig, running) == 12
+    assert rig.serve([*range(12 * B), 7]) == 12 * B
+
+
+def test_a_hit_is_not_taken_away_from_who_asks_for_it() -> None:
+    """An acquire that shares what a running sequence has passed is not served by dropping that very prefix."""
+    rig = Rig(num_blocks=20, window_tokens=WINDOW)
+    rig.acquire(range(900, 900 + 4 * B))
+    running = rig.acquire(range(12 * B))
+    rig.compute(running)
+    rig.report(rig.message(running))
+    with pytest.raises(ResourceExhausted):
+        rig.acquire([*range(12 * B), *range(700, 700 + 5 * B)])
+    again = rig.acquire([*range(12 * B), *range(700, 700 + 4 * B)])
+    assert again.computed == 12 * B
+    rig.compute(again)
+    rig.check()
+
+
+@pytest.mark.parametrize(("floor", "goes"), [(12, False), (2, True)])
+def test_a_tenants_floor_is_kept(floor: int, goes: bool) -> None:
+    """Another's need takes no tenant below its floor, not by what its sequences have passed either."""
+    rig = Rig(num_blocks=16, window_tokens=WINDOW)
+    rig.manager.set_quota(TenantId("a"), Quota(floor_blocks=floor))
+    running = rig.acquire(range(12 * B), tenant="a")
+    rig.compute(running)
+    rig.report(rig.message(running))
+    try:
+        rig.acquire(range(1000, 1000 + 8 * B), tenant="b")
+    except ResourceExhausted:
+        assert not goes
+    else:
+        assert goes
+    assert (held(rig, running) == 12) is not goes
+    rig.check()
+
+
+def test_a_ceiling_is_kept_by_what_was_passed() -> None:
+    """A tenant at its ceiling goes on with blocks that its own sequence has passed."""
+    rig = Rig(num_blocks=32, window_tokens=WINDOW)
+    rig.manager.set_quota(TenantId("a"), Quota(ceiling_blocks=2 * MOST))
+    sequence = rig.acquire(range(B), tenant="a")
+    rig.compute(sequence)
+    decode(rig, sequence, 10 * WINDOW)
+    assert held(rig, sequence) <= 2 * MOST
+
+
+def test_branches_share_what_is_left_and_nothing_before() -> None:
+    """A fork where all that the branch reads is held has the same null blocks; one further back has no branch, and a
+    rollback there is refused. Both read what they must."""
+    rig = Rig(num_blocks=64, window_tokens=WINDOW)
+    parent = rig.acquire(range(10 * B), no_store=True)
+    rig.compute(parent)
+    rig.report(rig.message(parent))
+    assert held(rig, parent) <= MOST
+    assert not rig.fork(parent, [1], 7 * B)
+    with pytest.raises(FailedPrecondition) as refused:
+        rig.manager.rollback(rig.session, parent.lease_id, 7 * B, 0)
+    assert refused.value.reason == "WINDOW_PASSED"
+    (branch,) = rig.fork(parent, [1], 10 * B - 1)
+    assert branch.table[:7] == [0] * 7
+    rig.run_copy(branch)
+    rig.report(rig.message(branch))
+    decode(rig, branch, 5 * B)
+    decode(rig, parent, 5 * B)
+    rig.finish(branch)
+    rig.finish(parent)
+    rig.report(returned=rig.credit[rig.session])
+    rig.quiet()
+
+
+def test_a_conversation_that_has_let_go_is_kept_by_its_tokens() -> None:
+    """It holds nothing, and who continues it computes all of it again."""
+    rig = Rig(num_blocks=64, window_tokens=WINDOW)
+    sequence = rig.acquire(range(10 * B), no_store=True)
+    rig.compute(sequence)
+    rig.report(rig.message(sequence))
+    done = rig.report(rig.message(sequence, release=True)._replace(keep=Keep(b"name", 10**9)))
+    assert [item.num_tokens for item in done.kept] == [10 * B]
+    rig.quiet()
+    answer = rig.manager.acquire(
+        rig.session, tenant=TenantId("a"), root=root_of("a"), tokens=pack([1]), request_id="r", sample=0, base=b"name",
+        now_ns=0,
+    )  # fmt: skip
+    assert answer.cached_tokens == 0 and answer.base_tokens == pack(range(10 * B))
+    assert not rig.manager.check_integrity()
+
+
+def test_the_end_of_a_session_frees_what_is_held_alone() -> None:
+    """A session that dies, or is quarantined, with sequences that have let go leaves nothing behind."""
+    for dead in (True, False):
+        rig = Rig(num_blocks=64, window_tokens=WINDOW)
+        for no_store in (True, False):
+            sequence = rig.acquire(range(10 * B), no_store=no_store)
+            rig.compute(sequence)
+            rig.report(rig.message(sequence))
+        rig.manager.detach(rig.session, process_dead=dead, now_ns=0)
+        rig.manager.process_gone(rig.session)
+        assert not rig.manager.check_integrity()
+        assert rig.manager.snapshot().active_blocks == 0
+
+
+def test_a_decoder_that_comes_back_may_name_what_it_has_passed() -> None:
+    """It is not told what it lost of its table; such a block may be its own credit by now. All of it goes on; what it
+    still reads must be its own: one such block of another makes it a misfit, the control."""
+    for place, kept in ((0, True), (8, False)):
+        rig = Rig(num_blocks=13, window_tokens=WINDOW)
+        sequence = rig.acquire(range(10 * B), no_store=True)
+        before = list(sequence.table)
+        rig.compute(sequence)
+        rig.report(rig.message(sequence))
+        rig.report(wanted=10)
+        assert set(rig.credit[rig.session]) & set(before[:7])
+        sequence.table[place] = rig.credit[rig.session][-1]
+        rig.manager.away(rig.session, 0)
+        held = Held(sequence.lease_id, pack(sequence.tokens), np.array(sequence.table, np.int32), 10 * B)
+        credit = np.array(
+            [block for block in rig.credit[rig.session] if place == 0 or block != before[place]], np.int32
+        )
+        if kept:
+            answer = rig.manager.resume(rig.session, [held], credit, 0)
+            assert answer.leases == [sequence.lease_id]
+            decode(rig, sequence, 3 * B)
+        else:
+            with pytest.raises(InvalidArgument):
+                rig.manager.resume(rig.session, [held], credit, 0)
+
+
+@pytest.mark.parametrize("no_store", [True, False])
+def test_a_new_manager_takes_over_what_has_let_go(no_store: bool) -> None:
+    """After a death a sequence is leased again with what it reads: the index has its beginning still, or nothing is
+    claimed of it. Whatever stands there in the decoder's table is not believed."""
+    rig = DyingRig(num_blocks=24, window_tokens=WINDOW)
+    sequence = rig.acquire(range(10 * B), no_store=no_store)
+    rig.compute(sequence)
+    rig.report(rig.message(sequence))
+    own = list(sequence.table)
+    sequence.table[0] = own[0] % 24 + 1 if no_store else own[9]
+    rig.die()
+    rig.come_back()
+    rig.check()
+    assert held(rig, sequence) == (3 if no_store else 10)
+    lease = rig.manager._state.book.leases[sequence.lease_id]
+    assert lease.store is not no_store and lease.blocks.tolist()[7:] == own[7:]
+    decode(rig, sequence, 3 * B)
+    assert (rig.serve([*range(10 * B), 7]) == 0) is no_store
+    rig.finish(sequence)
+    rig.report(returned=rig.credit[rig.session])
+    rig.quiet()
+
+
+def test_null_blocks_are_claimed_only_before_the_window() -> None:
+    """A table with a gap in what is still read makes no lease."""
+    rig = DyingRig(num_blocks=24, window_tokens=WINDOW)
+    sequence = rig.acquire(range(10 * B), no_store=True)
+    rig.compute(sequence)
+    rig.report(rig.message(sequence))
+    sequence.table[7] = 0
+    rig.die()
+    rig.come_back()
+    assert not sequence.lease_id and not rig.manager.check_integrity()
+
+
+def test_a_rollback_does_not_let_go_of_what_it_goes_back_to() -> None:
+    """The block that a rollback needs is not had from what the sequence reads again after it; nor that of a fork."""
+    rig = Rig(num_blocks=10, window_tokens=WINDOW)
+    sequence = rig.acquire(range(9 * B + 2))
+    rig.compute(sequence)
+    rig.report(rig.message(sequence))
+    rig.manager.commit(rig.session, sequence.lease_id, 9 * B + 2, 0)
+    with pytest.raises(ResourceExhausted):
+        rig.manager.rollback(rig.session, sequence.lease_id, 2 * B + 1, 0)
+    assert (held(rig, sequence), rig.manager.check_integrity()) == (10, [])
+    assert not rig.fork(sequence, [1], 2 * B + 1)
+    assert not rig.manager.check_integrity()
+
+
+def test_a_prompt_may_be_longer_than_the_pool() -> None:
+    """Its lease begins with half the pool and takes the rest from credit; found, and computed again, as others are.
+    Where not even a window fits, and without windows, it is refused for good."""
+    rig = Rig(num_blocks=12, window_tokens=WINDOW)
+    prompt = range(40 * B)
+    for _ in range(2):
+        sequence = rig.acquire(prompt)
+        assert len(sequence.table) == 6 and sequence.computed < 6 * B
+        while sequence.computed < len(prompt):
+            if sequence.computed == len(sequence.table) * B:
+                if not rig.credit[rig.session]:
+                    rig.report(wanted=1)
+                sequence.table.append(rig.credit[rig.session].pop())
+                sequence.taken.append(sequence.table[-1])
+            rig.compute(sequence, len(sequence.table) * B)
+            rig.report(rig.message(sequence))
+            rig.check()
+        rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
+        rig.quiet()
+    for num_blocks, window in ((12, 0), (4, WINDOW)):
+        rig = Rig(num_blocks=num_blocks, window_tokens=window)
+        with pytest.raises(ResourceExhausted) as refused:
+            rig.acquire(prompt)
+        assert refused.value.reason == "EXCEEDS_POOL"
+
+
+def test_the_check_sees_what_was_let_go_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positive control: a window that is one block too short is seen by the integrity check, and by who reads."""
+    rig = Rig(num_blocks=64, window_tokens=WINDOW)
+    right = windows.passed_by
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "passed_by", lambda state, num_tokens: right(state, num_tokens) + 1)
+        sequence = rig.acquire(range(10 * B), no_store=True)
+        rig.compute(sequence)
+        rig.report(rig.message(sequence))
+    assert any("that it may read" in line for line in rig.manager.check_integrity())
+    rig.manager._state.window_tokens = 0  # the manager's own check is silenced: the shadow memory judges alone
+    with pytest.raises(AssertionError):
+        rig.check()
