@@ -141,7 +141,7 @@ def lease_message(view: views.LeaseView, now_ns: int) -> admin_pb2.Lease:
         tenant=view.tenant,
         request_id=view.request_id,
         sample=view.sample,
-        num_blocks=len(view.blocks),
+        num_blocks=len(view.blocks) - view.blocks.count(0),
         num_tokens=view.num_tokens,
         sealed_tokens=view.sealed_tokens,
         age_seconds=(now_ns - view.granted_ns) / 1e9,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cachemgr import windows
+from cachemgr.admin_messages import lease_message
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from cachemgr.results import Keep
@@ -64,6 +65,9 @@ def test_what_is_not_published_goes_as_soon_as_it_is_passed() -> None:
         decode(rig, sequence, 20 * B)
     assert held(rig, private) <= MOST
     assert held(rig, stored) == 21
+    shown = [lease_message(view, 0) for view in rig.manager.list_leases().items]
+    assert [item.num_blocks for item in shown] == [held(rig, private), held(rig, stored)]
+    assert shown[0].blocks[: 21 - held(rig, private)] == [0] * (21 - held(rig, private))
 
 
 def test_prefixes_stay_until_blocks_lack() -> None:
