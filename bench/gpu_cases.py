@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -23,7 +23,7 @@ from decoder.kernels.paged_decode.combine import combine_kernel
 from decoder.kernels.paged_decode.plan import plan_kernel
 from decoder.kernels.paged_prefill import triton as prefill
 from decoder.kernels.sample.triton import RUN, pick_kernel, reduce_kernel
-from decoder.kernels.shared_prefix_decode.triton import merge_kernel
+from decoder.kernels.shared_prefix_decode.triton import merge_kernel, slot_members
 
 TARGETS: Final = ("80", "90", "100", "gfx942")
 _NAMES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -107,6 +107,17 @@ def decode_case(
     )  # fmt: skip
 
 
+def shared_case(
+    target: str, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, *, kind: int = NOT_QUANTIZED
+) -> Case:
+    """The decode of a slot of sequences over their shared run: 32 heads by 8, no mask, sums for the merge."""
+    members = slot_members(4, head_dim, dtype.itemsize)
+    case = decode_case(target, head_dim, dtype, kind=kind, rows=4 * members)
+    constants = {**case.constants, "GROUP": 4, "QUERY_LEN": members, "CAUSAL": False, "LOG_SUMS": True}
+    label = f"shared-{_label(head_dim, dtype, kind, 64, False, False)}"
+    return replace(case, label=label, constants=constants)
+
+
 def write_case(
     target: str, head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, *, kind: int = NOT_QUANTIZED
 ) -> Case:
@@ -149,13 +160,14 @@ def main_cases(target: str) -> Iterator[Case]:
     """The shapes that serving is about: 128 elements a head, bfloat16."""
     yield prefill_case(target)
     yield decode_case(target)
+    yield shared_case(target)
     yield write_case(target)
 
 
 def quantised_cases(target: str) -> Iterator[Case]:
-    """The same on quantised blocks: the three kernels that know of them, one storage for each NVIDIA target."""
+    """The same on quantised blocks: the kernels that know of them, one storage for each NVIDIA target."""
     kind = {"80": FLOAT8_BITS, "90": FLOAT8, "100": INT8}[target]
-    for make in (prefill_case, decode_case, write_case):
+    for make in (prefill_case, decode_case, shared_case, write_case):
         yield make(target, kind=kind)
 
 
@@ -178,6 +190,11 @@ def all_cases(target: str) -> Iterator[Case]:
         for head_dim in (64, 128, 256) if rows == 32 else (64, 128):
             yield decode_case(target, head_dim, rows=rows)
             yield decode_case(target, head_dim, rows=rows, kind=INT8)
+    for head_dim in (64, 80, 96, 128, 256):
+        for dtype in _NAMES:
+            yield shared_case(target, head_dim, dtype)
+        for kind in (INT8, float8):
+            yield shared_case(target, head_dim, kind=kind)
     for head_dim in (64, 80, 256):
         yield write_case(target, head_dim)
     for kind in (INT8, float8):
@@ -204,6 +221,11 @@ def wide_cases(target: str) -> Iterator[Case]:
     yield prefill_case(target, packed=True)
     for rows in (32, 64, 128):
         yield decode_case(target, rows=rows)
+    for head_dim in (64, 128, 256):
+        yield shared_case(target, head_dim)
+        yield shared_case(target, head_dim, torch.float32)
+        yield shared_case(target, head_dim, kind=INT8)
+    yield shared_case(target, kind=float8)
     yield decode_case(target, 256, rows=32, kind=INT8)
     for head_dim in (80, 256):
         yield write_case(target, head_dim)

@@ -42,7 +42,10 @@ PREDICTIONS: Final = {
     "mixed": "One context of 32k among 63 of 1k is at most 10 % slower than 64 equal ones of the same bytes.",
     "pages": "Pages of 16 tokens cost 5-15 % against 64; 128 costs nothing.",
     "quantised": "8-bit keys and values: decode 1.7-1.85 times as fast as bfloat16, prefill at most 10 % slower.",
-    "shared": "32 sequences over one run of 8k: at least 4 times as fast as without sharing.",
+    "shared": (
+        "32 sequences over one run of 8k: at least 4 times as fast as without sharing; 8 over 2k about as fast, where "
+        "the step begins to share; a recorded step of 32 over 4k at least 1.2 times as fast."
+    ),
     "prefill": "400-450 TFLOP/s at 8k; scattered pages cost at most 8 % against consecutive ones.",
     "step": "A recorded decode step of a small model is at least 1.6 times as fast as the same step launched anew.",
 }
@@ -88,12 +91,16 @@ def cells(quick: bool = False) -> list[Cell]:
         flops, values = prefill_flops(8192), {"length": 8192, "pages": "scattered", "stored": stored}
         predicted = flops / 430e12 * 1e6 * 1.1
         result.append(Cell("quantised", f"prefill L8192 {stored}", "prefill", values, predicted, flops=flops))
-    result.append(decode_cell("shared", "32 x (8k + 256) apart", [8192 + 256] * 32, shared=8192))
-    once = (8192 + 32 * 256) * TOKEN_BYTES
-    values = {"lengths": [8192 + 256] * 32, "shared": 8192}
-    result.append(
-        Cell("shared", "32 x (8k + 256) together", "shared", values, decode_us(once) + 10.0, bytes_moved=once)
-    )
+    for batch, run in ((8, 2048), (32, 8192)):
+        label, lengths = f"{batch} x ({run // 1024}k + 256)", [run + 256] * batch
+        result.append(decode_cell("shared", f"{label} apart", lengths, shared=run))
+        once = (run + batch * 256) * TOKEN_BYTES
+        values = {"lengths": lengths, "shared": run}
+        result.append(Cell("shared", f"{label} together", "shared", values, decode_us(once) + 12.0, bytes_moved=once))
+    values = {"recorded": True, "batch": 32, "length": 4096 + 256, "shared": 4096}
+    for name, predicted, together in (("apart", 2900.0, False), ("together", 2200.0, True)):
+        label = f"16 layers, 32 x (4k + 256) {name}"
+        result.append(Cell("shared", label, "step", {**values, "together": together}, predicted))
     for length, rate in ((2048, 380e12), (8192, 430e12), (32768, 450e12)):
         flops = prefill_flops(length)
         for name, factor in (("consecutive", 1.0), ("scattered", 1.04), ("torch", 1.0)):

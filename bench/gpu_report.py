@@ -82,6 +82,10 @@ def ratios(results: dict[str, float]) -> list[str]:
         *ratio("pages of 16 over 64", "B16 L8192 pages of 16", "B16 L8192 pages of 64", "<= 1.15"),
         *ratio("bfloat16 over e4m3", "B64 L8192 bfloat16", "B64 L8192 float8_e4m3fn", ">= 1.70"),
         *ratio("apart over together", "32 x (8k + 256) apart", "32 x (8k + 256) together", ">= 4"),
+        *ratio("the same of 8 x 2k", "8 x (2k + 256) apart", "8 x (2k + 256) together", ">= 0.9"),
+        *ratio(
+            "the same of a step", "16 layers, 32 x (4k + 256) apart", "16 layers, 32 x (4k + 256) together", ">= 1.2"
+        ),
         *ratio("scattered over consecutive pages at 8k", "L8192 scattered pages", "L8192 consecutive pages", "<= 1.08"),
         *ratio(
             "launched anew over recorded", "16 layers, batch 8, launched anew", "16 layers, batch 8, recorded", ">= 1.6"

@@ -22,11 +22,12 @@ from decoder.kernels.paged_decode.plan import DecodePlan
 from decoder.kernels.paged_prefill import triton as paged_prefill
 from decoder.kernels.quantized import views
 from decoder.kernels.shared_prefix_decode import triton as shared_decode
-from decoder.kernels.shared_prefix_decode.plan import SharedPlan
+from decoder.kernels.shared_prefix_decode.plan import SharedPlan, find_groups, lay_out
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import DirectRecorder
 from decoder.models.device_arena import allocate
 from decoder.models.device_model import DeviceModel
+from decoder.models.device_sharing import SharingCosts
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
@@ -150,9 +151,12 @@ class KernelBench:
         )  # fmt: skip
 
     def _programs(self, config: paged_decode.DecodeConfig) -> int:
+        return self._processors() * config.programs
+
+    def _processors(self) -> int:
         if self._device.type != "cuda":
-            return 2
-        return torch.cuda.get_device_properties(self._device).multi_processor_count * config.programs
+            return 1
+        return torch.cuda.get_device_properties(self._device).multi_processor_count
 
     def _decode(self, cell: Cell) -> list[Call]:
         lengths, tokens = cell.params["lengths"], cell.params["block_tokens"]
@@ -177,28 +181,26 @@ class KernelBench:
         variants = self._variants(cell.bytes_moved)
         tables, num_blocks = self._tables(lengths, tokens, variants, cell.params["shared"])
         arena, _ = self._arena(num_blocks, tokens, "bfloat16")
-        config = paged_decode.choose_config(capability(self._device), HEAD_DIM, 2)
+        processors = self._processors()
         workspace = shared_decode.SharedWorkspace.allocate(
-            max_batch=len(lengths), heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
-            programs=self._programs(config), tile=config.tile, device=self._device, dtype=torch.bfloat16,
+            max_batch=len(lengths), heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, multiprocessors=processors,
+            device=self._device, dtype=torch.bfloat16,
         )  # fmt: skip
-        plans = [
-            SharedPlan.build(
-                table, np.array(lengths, np.int32), block_tokens=tokens, members=workspace.members,
-                device=self._device, min_sequences=2, min_tokens=tokens,
-            )
-            for table in tables
-        ]  # fmt: skip
-        if any(not plan.num_slots for plan in plans):
-            raise ValueError("nothing is shared in a cell about sharing")
-        shared_decode.prepare(plans[0], workspace)
+        contexts, members = np.array(lengths, np.int32), workspace.members
+        on_device = torch.from_numpy(contexts).to(self._device)
+        prepared = []
+        for table in tables:
+            groups = find_groups(table, contexts, block_tokens=tokens, members=members, min_sequences=2)
+            slots = SharedPlan.of(lay_out(groups, table, block_tokens=tokens, members=members), self._device)
+            where = torch.from_numpy(table).to(self._device)
+            prepared.append((slots, shared_decode.prepare(slots, workspace, where, on_device, tokens)))
         queries = self._random(len(lengths), 1, HEADS, HEAD_DIM)
         output = torch.empty_like(queries)
         return [
-            lambda plan=plan: shared_decode.attend(  # type: ignore[misc]
-                queries, arena, 0, plan, workspace, output, scale=_SCALE
+            lambda plan=plan, rest=rest: shared_decode.attend(  # type: ignore[misc]
+                queries, arena, 0, plan, rest, workspace, output, scale=_SCALE
             )
-            for plan in plans
+            for plan, rest in prepared
         ]
 
     def _prefill(self, cell: Cell) -> list[Call]:
@@ -224,7 +226,7 @@ class KernelBench:
         layers, batch, length = sizes["layers"], sizes["batch"], sizes["length"]
         config = ModelConfig(
             "llama", sizes["vocab"], layers, 16, 8, 128, sizes["hidden"], sizes["inner"], 1e-5, RopeConfig(1e4, 128),
-            2048, (2,), None, False,
+            8192, (2,), None, False,
         )  # fmt: skip
         layout = KvLayout.of(layers, 8, 128, 64, cell.params.get("stored", "bfloat16"))
         numbers, shapes = torch.Generator().manual_seed(0), expected_shapes(config)
@@ -232,8 +234,9 @@ class KernelBench:
             config, layout, ModelDigests(*[bytes(32)] * 3),
             lambda name: (torch.randn(shapes[name], generator=numbers) * 0.02).numpy(), self._device,
             dtype=KvDtype.BFLOAT16, recorder=None if cell.params["recorded"] else DirectRecorder(),
+            sharing=SharingCosts(0, 0, 2) if cell.params.get("together") else SharingCosts(min_sequences=1 << 20),
         )  # fmt: skip
-        tables, num_blocks = self._tables([length] * batch, 64, 1)
+        tables, num_blocks = self._tables([length] * batch, 64, 1, cell.params.get("shared", 0))
         arena = model.view(allocate(layout, num_blocks, self._device))
         if arena.scales is None:
             arena.elements.normal_()

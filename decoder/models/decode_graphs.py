@@ -1,4 +1,4 @@
-"""Recorded decode steps, one for each batch size that occurs: a CUDA graph is recorded at first use and replayed then.
+"""Recorded decode steps, one for each shape that occurs: a CUDA graph is recorded at first use and replayed then.
 
 Owns which recordings exist and when they are void: a recording holds addresses, those of the arena among them. What
 records is passed in (`CudaRecorder`, or none, which runs the step each time), so the rules are tested without a GPU.
@@ -9,7 +9,7 @@ records is passed in (`CudaRecorder`, or none, which runs the step each time), s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import torch
@@ -58,12 +58,12 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Recordings by bucket for one arena."""
+    """Recordings by shape (batch size, and what else decides which kernels run) for one arena."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._arena = 0
-        self._recordings: dict[int, Step] = {}
+        self._recordings: dict[Hashable, Step] = {}
 
     def __len__(self) -> int:
         return len(self._recordings)
@@ -72,11 +72,11 @@ class DecodeGraphs:
         """Forget all recordings."""
         self._recordings.clear()
 
-    def run(self, bucket: int, arena: torch.Tensor, step: Step) -> torch.Tensor:
-        """Replay the step of `bucket`, or record `step` first. Another arena makes all recordings void."""
+    def run(self, shape: Hashable, arena: torch.Tensor, step: Step) -> torch.Tensor:
+        """Replay the step of `shape`, or record `step` first. Another arena makes all recordings void."""
         if arena.data_ptr() != self._arena:
             self._recordings.clear()
             self._arena = arena.data_ptr()
-        if bucket not in self._recordings:
-            self._recordings[bucket] = self._recorder.record(step)
-        return self._recordings[bucket]()
+        if shape not in self._recordings:
+            self._recordings[shape] = self._recorder.record(step)
+        return self._recordings[shape]()

@@ -1,7 +1,7 @@
 """A batch's way to the device: as new tensors for steps with chunks, into fixed memory for decode steps.
 
-Invariant: the fixed memory of a bucket never moves, and its unused places are empty (null blocks, length 0), so a
-recorded decode step of that bucket computes whatever batch was put in last. Two staging areas alternate, so that a
+Invariant: the fixed memory of a shape never moves, and its unused places are empty (null blocks, length 0), so a
+recorded decode step of that shape computes whatever batch was put in last. Two staging areas alternate, so that a
 batch can be put in while the copy of the one before is under way.
 """
 
@@ -10,6 +10,8 @@ batch can be put in while the copy of the one before is under way.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,8 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.batch import StepBatch
+from decoder.kernels.gpu import power_of_two
 from decoder.kernels.paged_prefill.triton import plan
-from decoder.models.device_step import MAX_DECODES, PrefillInputs, StepInputs
+from decoder.kernels.shared_prefix_decode.plan import SharedPlan, SlotLayout
+from decoder.models.device_attention import MAX_DECODES
+from decoder.models.device_batch import PrefillInputs, StepInputs
 
 BUCKETS: Final[tuple[int, ...]] = (1, 2, 4, *range(8, 257, 8), 384, 512, 768, MAX_DECODES)
 
@@ -28,7 +33,23 @@ def bucket_of(decodes: int) -> int:
     return next(size for size in BUCKETS if size >= decodes)
 
 
-def upload(batch: StepBatch, group: int, rows: int, device: torch.device) -> StepInputs:
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """What a recorded step is made for: so many sequences, and slots of shared runs (0: nothing is shared)."""
+
+    bucket: int
+    slots: int = 0
+
+    @classmethod
+    def of(cls, batch: StepBatch, shared: SlotLayout | None) -> DecodeShape:
+        """The smallest shape that has room for a batch of decodes alone."""
+        slots = 0 if shared is None else power_of_two(shared.slot_lengths.size)
+        return cls(bucket_of(batch.num_decodes), slots)
+
+
+def upload(
+    batch: StepBatch, group: int, rows: int, device: torch.device, shared: SlotLayout | None = None
+) -> StepInputs:
     """Inputs of any step. `group` is the model's query heads of a key head, `rows` those of a prefill block."""
     decodes = batch.num_decodes
     owners = np.repeat(np.arange(batch.context_lens.size, dtype=np.int32), np.diff(batch.query_starts))
@@ -45,6 +66,7 @@ def upload(batch: StepBatch, group: int, rows: int, device: torch.device) -> Ste
         num_decodes=decodes,
         prefill=prefill,
         logit_rows=_to(batch.logit_rows.astype(np.int64), device),
+        shared=None if shared is None else SharedPlan.of(shared, device),
     )
 
 
@@ -55,42 +77,65 @@ def _to(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class DecodeInputs:
-    """The fixed memory of decode steps of up to `bucket` sequences with tables of `width` blocks."""
+    """The fixed memory of decode steps of a shape, with tables of `width` blocks and slots of `members` sequences."""
 
-    def __init__(self, bucket: int, width: int, device: torch.device) -> None:
-        self.bucket = bucket
-        self._words = 3 * bucket
-        pinned = device.type == "cuda"
-        size = self._words + bucket * width
-        # One run: token ids, positions, lengths, tables, so that a step is one copy.
+    def __init__(self, shape: DecodeShape, width: int, members: int, device: torch.device) -> None:
+        bucket, slots = shape.bucket, shape.slots
+        sizes = {"token_ids": (bucket,), "positions": (bucket,), "lengths": (bucket,), "tables": (bucket, width)}
+        if slots:
+            sizes |= {
+                "slot_members": (slots, members), "slot_tables": (slots, width), "slot_lengths": (slots,),
+                "shared_blocks": (bucket,), "places": (bucket,),
+            }  # fmt: skip
+        # One run, so that a step is one copy.
+        self._sizes = sizes
+        size = sum(math.prod(shape) for shape in sizes.values())
         self._device_words = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._staging = [torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._staged = [self._parts(staging.numpy()) for staging in self._staging]
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
-        self._width = width
+        parts = self._parts(self._device_words)
+        names = ("slot_members", "slot_tables", "slot_lengths", "shared_blocks", "places")
         self.inputs = StepInputs(
-            token_ids=self._device_words[:bucket],
-            positions=self._device_words[bucket : 2 * bucket],
+            token_ids=parts["token_ids"],
+            positions=parts["positions"],
             owners=torch.arange(bucket, dtype=torch.int32, device=device),
-            tables=self._device_words[self._words :].view(bucket, width),
-            lengths=self._device_words[2 * bucket : self._words],
+            tables=parts["tables"],
+            lengths=parts["lengths"],
             num_decodes=bucket,
+            shared=SharedPlan(*(parts[name] for name in names)) if slots else None,
         )
 
-    def put(self, batch: StepBatch) -> None:
+    def _parts(self, words: Any) -> dict[str, Any]:
+        parts, first = {}, 0
+        for name, shape in self._sizes.items():
+            last = first + math.prod(shape)
+            parts[name] = words[first:last].reshape(shape)
+            first = last
+        return parts
+
+    def put(self, batch: StepBatch, shared: SlotLayout | None = None) -> None:
         """Make `batch`, decodes alone, what the next step computes. Waits for no step, only for an old copy."""
         count, width = batch.block_tables.shape
         self._turn ^= 1
         event = self._copied[self._turn]
         if event is not None:
             event.synchronize()
-        words = self._staging[self._turn].numpy()
-        words.fill(0)
-        bucket = self.bucket
-        words[:count] = batch.token_ids
-        words[bucket : bucket + count] = batch.positions
-        words[2 * bucket : 2 * bucket + count] = batch.context_lens
-        words[self._words :].reshape(bucket, self._width)[:count, :width] = batch.block_tables
+        self._staging[self._turn].zero_()
+        words = self._staged[self._turn]
+        words["token_ids"][:count] = batch.token_ids
+        words["positions"][:count] = batch.positions
+        words["lengths"][:count] = batch.context_lens
+        words["tables"][:count, :width] = batch.block_tables
+        if shared is not None:
+            slots, run = shared.slot_tables.shape
+            words["slot_members"][:slots] = shared.slot_members
+            words["slot_tables"][:slots, :run] = shared.slot_tables
+            words["slot_lengths"][:slots] = shared.slot_lengths
+            words["shared_blocks"][:count] = shared.shared_blocks
+            words["places"][:] = -1
+            words["places"][:count] = shared.places
         self._device_words.copy_(self._staging[self._turn], non_blocking=True)
         if self._device_words.is_cuda:
             event = torch.cuda.Event()

@@ -1,6 +1,6 @@
 """A model on a device: the engine's `StepModel` over the Triton kernels, for every family without experts.
 
-Steps of decodes alone run in fixed memory by batch size (on a GPU as recorded CUDA graphs), others as they come.
+Steps of decodes alone run in fixed memory by shape (on a GPU as recorded CUDA graphs), others as they come.
 `start` queues a step and returns; `PendingStep` waits for its results alone, so that a caller may plan and even start
 the next step meanwhile. It owns its weights, inputs and recordings, and no block. Not safe for concurrent calls.
 """
@@ -24,12 +24,16 @@ from decoder.kernels.block_copy.triton import copy
 from decoder.kernels.block_scrub.triton import scrub
 from decoder.kernels.gpu import capability
 from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
+from decoder.kernels.shared_prefix_decode.plan import SlotLayout
 from decoder.models.checks import check_batch
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
 from decoder.models.device_arena import TORCH_TYPES, DeviceArena, allocate, element_type, view_arena
-from decoder.models.device_inputs import DecodeInputs, bucket_of, upload
-from decoder.models.device_step import MAX_DECODES, DeviceStep
+from decoder.models.device_attention import MAX_DECODES
+from decoder.models.device_batch import StepInputs
+from decoder.models.device_inputs import DecodeInputs, DecodeShape, upload
+from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts, SharingRule
+from decoder.models.device_step import DeviceStep
 from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
 from decoder.models.weights import Read
 
@@ -64,8 +68,8 @@ class DeviceModel:
 
     `read` gives a tensor of the common form by its name; `make_memory` says where the weights lie, by default in memory
     of its own. Weights and activations are of `dtype`, by default the layout's type; keys and values are stored as the
-    layout says. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter. Raises InvalidArgument,
-    by name, on what it does not compute.
+    layout says. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter; `sharing` says what it
+    costs to read a shared run of blocks apart. Raises InvalidArgument, by name, on what it does not compute.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class DeviceModel:
         dtype: KvDtype | None = None,
         recorder: Recorder | None = None,
         make_memory: MakeWeightMemory | None = None,
+        sharing: SharingCosts = DEFAULT_COSTS,
     ) -> None:
         self.config = config
         self.layout = layout
@@ -92,11 +97,13 @@ class DeviceModel:
         memory = make_memory or (lambda _: OwnMemory(device))
         weights = load_weights(config, read, self.dtype, report, memory)
         self.step = DeviceStep(config, weights, self.dtype, query_dtype)
+        self._members = self.step.attention.members
+        self._sharing = SharingRule(config, layout, self._members, query_dtype.itemsize, sharing)
         on_gpu = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if on_gpu else None
         self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))
         self._table_width = layout.blocks_for(config.max_position)
-        self._inputs: dict[int, DecodeInputs] = {}
+        self._inputs: dict[DecodeShape, DecodeInputs] = {}
         self._sampling: SampleWorkspace | None = None
 
     def forward(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
@@ -124,8 +131,8 @@ class DeviceModel:
             if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
                 logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
         else:
-            rows = self.step.prefill_config.rows
-            logits = self.step.run(upload(batch, config.group_size, rows, self.device), paged.elements, paged.scales)
+            shared = self._shared(batch, recorded=False)
+            logits = self.step.run(self.upload(batch, shared), paged.elements, paged.scales)
         return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
 
     def forward_decode(self, batch: StepBatch, arena: Any) -> torch.Tensor:
@@ -133,15 +140,23 @@ class DeviceModel:
         return self._decode(batch, self.view(arena))
 
     def _decode(self, batch: StepBatch, arena: DeviceArena) -> torch.Tensor:
-        bucket = bucket_of(batch.num_decodes)
-        if bucket not in self._inputs:
-            self._inputs[bucket] = DecodeInputs(bucket, self._table_width, self.device)
-        fixed = self._inputs[bucket]
-        fixed.put(batch)
+        shared = self._shared(batch, recorded=True)
+        shape = DecodeShape.of(batch, shared)
+        if shape not in self._inputs:
+            self._inputs[shape] = DecodeInputs(shape, self._table_width, self._members, self.device)
+        fixed = self._inputs[shape]
+        fixed.put(batch, shared)
         logits = self._graphs.run(
-            bucket, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
+            shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
         )
         return logits[: batch.num_decodes]
+
+    def _shared(self, batch: StepBatch, *, recorded: bool) -> SlotLayout | None:
+        return self._sharing.choose(batch, recorded=recorded) if self._members else None
+
+    def upload(self, batch: StepBatch, shared: SlotLayout | None = None) -> StepInputs:
+        """A checked batch on the device, in memory of its own."""
+        return upload(batch, self.config.group_size, self.step.attention.prefill_rows, self.device, shared)
 
     def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         rows, vocab = logits.shape
@@ -168,8 +183,7 @@ class DeviceModel:
         self.scrub_blocks(own.blocks, one)
 
     def _once(self, batch: StepBatch, arena: DeviceArena) -> None:
-        inputs = upload(batch, self.config.group_size, self.step.prefill_config.rows, self.device)
-        self.step.run(inputs, arena.elements, arena.scales)
+        self.step.run(self.upload(batch), arena.elements, arena.scales)
 
     def copy_blocks(self, arena: Any, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer, at once.

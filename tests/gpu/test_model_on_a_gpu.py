@@ -17,13 +17,16 @@ from decoder.models.config import ModelConfig, digest_config
 from decoder.models.decode_graphs import DirectRecorder, Recorder
 from decoder.models.device_arena import allocate
 from decoder.models.device_model import DeviceModel
+from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
 DEVICE = torch.device("cuda")
 
 
-def model_of(recorder: Recorder | None = None, kv_dtype: str = "bfloat16") -> DeviceModel:
+def model_of(
+    recorder: Recorder | None = None, kv_dtype: str = "bfloat16", sharing: SharingCosts = DEFAULT_COSTS
+) -> DeviceModel:
     """Two layers of 8 heads by 2, 64 elements, bfloat16 weights."""
     config = ModelConfig("llama", 1000, 2, 8, 2, 64, 256, 512, 1e-5, RopeConfig(1e4, 64), 512, (2,), None, False)
     layout = KvLayout.of(2, 2, 64, 16, kv_dtype)
@@ -31,7 +34,7 @@ def model_of(recorder: Recorder | None = None, kv_dtype: str = "bfloat16") -> De
     return DeviceModel(
         config, layout, digest_config(config, bytes(32), "bfloat16/gpu"),
         lambda name: (torch.randn(shapes[name], generator=numbers) * 0.1).numpy(), DEVICE,
-        dtype=KvDtype.BFLOAT16, recorder=recorder,
+        dtype=KvDtype.BFLOAT16, recorder=recorder, sharing=sharing,
     )  # fmt: skip
 
 
@@ -46,13 +49,14 @@ def arena_of(model: DeviceModel, num_blocks: int) -> torch.Tensor:
     return arena.blocks
 
 
-def decodes(lengths: list[int], seed: int) -> StepBatch:
-    """One token of each sequence, on blocks that no two share."""
+def decodes(lengths: list[int], seed: int, shared: int = 0) -> StepBatch:
+    """One token of each sequence; the first `shared` blocks are the same, no other is."""
     count, width = len(lengths), 32
     tokens = np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
     contexts = np.array(lengths, np.int32)
     starts = np.arange(count + 1, dtype=np.int32)
     tables = np.arange(1, count * width + 1, dtype=np.int32).reshape(count, width)
+    tables[:, :shared] = tables[0, :shared]
     return StepBatch(tokens, contexts - np.int32(1), starts, contexts, tables, starts[:-1], count)
 
 
@@ -68,6 +72,22 @@ def test_recorded_steps_equal_steps_launched_anew(kv_dtype: str) -> None:
             want = direct.forward(batch, arena).copy()
             assert np.isfinite(got).all()
             assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_shared_runs_are_read_once_in_a_graph(kv_dtype: str) -> None:
+    """Ten decodes over one span: the bits of the same step launched anew, and within rounding the logits of decodes
+    apart; a later batch of the same shape is replayed."""
+    free, never = SharingCosts(0, 0, 3), SharingCosts(min_sequences=1 << 20)
+    recorded, direct = model_of(kv_dtype=kv_dtype, sharing=free), model_of(DirectRecorder(), kv_dtype, free)
+    apart = model_of(kv_dtype=kv_dtype, sharing=never)
+    arena = arena_of(recorded, 10 * 32)
+    for seed in range(2):
+        batch = decodes([257 + 11 * i + seed for i in range(10)], seed, 16)
+        got, again, want = (model.forward(batch, arena).copy() for model in (recorded, direct, apart))
+        assert np.isfinite(got).all()
+        assert np.array_equal(got, again)
+        assert np.abs(got - want).max() < 0.03 * np.abs(want).max()
 
 
 def test_a_step_can_be_started_while_the_one_before_is_read() -> None:

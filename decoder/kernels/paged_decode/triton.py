@@ -50,7 +50,7 @@ def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16)
         return DecodeConfig(16, 8, 2, 1) if columns > 128 else DecodeConfig(32 if rows == 16 else 16, 4, 2, 1)
     if columns > 128:
         return DecodeConfig(32, 4, 2, 1)
-    if rows > 32 and capability < 90:
+    if rows > (64 if capability >= 100 else 128 if capability >= 90 else 32):
         return DecodeConfig(32, 8, 2, 1)
     if rows > (16 if capability >= 100 else 32):
         return DecodeConfig(64, 8, 2, 1)

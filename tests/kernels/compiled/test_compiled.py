@@ -16,7 +16,16 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiling needs a process without the interpreter", allow_module_level=True)
 
-from bench.gpu_cases import Case, decode_case, main_cases, prefill_case, quantised_cases, small_cases, wide_cases
+from bench.gpu_cases import (
+    Case,
+    decode_case,
+    main_cases,
+    prefill_case,
+    quantised_cases,
+    shared_case,
+    small_cases,
+    wide_cases,
+)
 from bench.gpu_resources import BLOCK_SHARED, Resources, machine_code, measure
 from decoder.kernels.gpu import FLOAT8
 from decoder.kernels.paged_decode.triton import choose_config
@@ -26,6 +35,7 @@ DEFAULT = [
     *small_cases("90"),
     *(make(target) for target in ("80", "100") for make in (prefill_case, decode_case)),
     decode_case("gfx942"),
+    *(shared_case(target) for target in ("80", "100", "gfx942")),
     *(case for target in ("80", "90", "100") for case in quantised_cases(target)),
     decode_case("90", 256, windowed=True, soft_cap=True),
 ]

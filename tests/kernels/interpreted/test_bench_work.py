@@ -28,21 +28,23 @@ SMALL = {
     "copy": {"bytes": 4096},
     "matmul": {"size": 16},
     "decode": {"lengths": [3, 17], "block_tokens": 16, "config": (32, 4, 1, 1)},
-    "shared": {"lengths": [18, 17], "shared": 16, "block_tokens": 16},
+    "shared": {"lengths": [258, 257], "shared": 256, "block_tokens": 64},
     "prefill": {"length": 20},
-    "step": {"layers": 1, "batch": 1, "hidden": 32, "inner": 32, "vocab": 64, "length": 20},
+    "step": {"layers": 1, "batch": 1, "hidden": 32, "inner": 32, "vocab": 64, "length": 20, "shared": 0},
 }
+SHARED_STEP = {**SMALL["step"], "batch": 2, "length": 257, "shared": 256}
 
 
 def small(cell: Cell) -> Cell:
     """The same cell with tiny sizes."""
-    return dataclasses.replace(cell, params={**cell.params, **SMALL[cell.kind]}, bytes_moved=1 << 20)
+    changes = SHARED_STEP if "together" in cell.params else SMALL[cell.kind]
+    return dataclasses.replace(cell, params={**cell.params, **changes}, bytes_moved=1 << 20)
 
 
 ONE_OF_EACH = {
-    (cell.kind, cell.params.get("stored"), cell.params.get("pages"), cell.params.get("recorded")): cell
+    (cell.kind, *(cell.params.get(name) for name in ("stored", "pages", "recorded", "together"))): cell
     for cell in cells()
-    if cell.section not in ("mixed", "pages") and cell.label != "32 x (8k + 256) apart"
+    if cell.section not in ("mixed", "pages") and not (cell.kind == "decode" and "shared" in cell.params)
 }
 
 

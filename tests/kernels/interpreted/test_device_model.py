@@ -15,7 +15,7 @@ from decoder.batch import StepBatch
 from decoder.kernels.sample.triton import Draws
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, digest_config
 from decoder.models.decode_graphs import DecodeGraphs, Step
-from decoder.models.device_inputs import BUCKETS, bucket_of, upload
+from decoder.models.device_inputs import BUCKETS, bucket_of
 from decoder.models.device_model import DeviceModel
 from decoder.models.rope import RopeConfig
 from decoder.weights import load_model
@@ -226,7 +226,7 @@ def test_fixed_memory_gives_the_bits_of_any_other() -> None:
     for parts in (rows, rows[::-1]):
         batch = batch_of([(row, 1) for row in parts])
         got = model.forward(batch, arena).copy()
-        want = model.step.run(upload(batch, config.group_size, model.step.prefill_config.rows, DEVICE), arena)
+        want = model.step.run(model.upload(batch), arena)
         assert np.abs(got - want.numpy(force=True)).max() < 1e-5
     assert recorder.recorded == 1
     moved = arena.clone()
