@@ -25,6 +25,14 @@ class KernelLibrary(codegen.JITCodeLibrary):
         """Note that this kernel calls into `library`."""
         self._linking_libraries.append(library)
 
+    def _optimize_functions(self, module: Any) -> None:
+        """As numba's, for functions that have a body: making a pass manager for each declaration takes its time."""
+        module.data_layout = self._codegen._data_layout
+        for function in module.functions:
+            if not function.is_declaration:
+                manager, builder = self._codegen._function_pass_manager()
+                manager.run(function, builder)
+
     def finalize(self) -> None:
         """Make the code ready to be linked into several entries: defined there if nothing else has."""
         self._raise_if_finalized()
