@@ -17,6 +17,8 @@ from decoder.kernels.block_pack.triton import pack_kernel
 from decoder.kernels.block_scrub.triton import scrub_kernel
 from decoder.kernels.gpu import FLOAT8, FLOAT8_BITS, INT8, NOT_QUANTIZED, power_of_two
 from decoder.kernels.kv_write.triton import write_kernel
+from decoder.kernels.lora import plan as lora_plan
+from decoder.kernels.lora import triton as lora
 from decoder.kernels.norm.triton import norm_kernel, num_warps
 from decoder.kernels.paged_decode import triton as decode
 from decoder.kernels.paged_decode.combine import combine_kernel
@@ -131,6 +133,17 @@ def write_case(
     return Case(target, "kv_write", label, write_kernel, constants, _NAMES[dtype], stored, 4, 1)
 
 
+def lora_cases(target: str, dtype: torch.dtype = torch.bfloat16, rows: int = lora_plan.SMALL_TILE) -> Iterator[Case]:
+    """Both low-rank products of a tile of rows, inputs cut in four."""
+    wide = "ieee" if not target.isdigit() else "tf32x3" if dtype == torch.float32 else "tf32"
+    name, label = _NAMES[dtype], f"rows{rows}-{_NAMES[dtype]}"
+    constants = {"ROWS": rows, "RANKS": lora_plan.RANK_STEP, "PRECISION": wide}
+    shrink = {**constants, "DEPTH": lora.depth_of(dtype.itemsize, rows)}
+    yield Case(target, "lora_shrink", label, lora.shrink_kernel, shrink, name, name, 4, 3)
+    expand = {**constants, "COLUMNS": lora.COLUMNS, "CUTS": 4}
+    yield Case(target, "lora_expand", label, lora.expand_kernel, expand, name, name, 4, 2)
+
+
 def small_cases(target: str) -> Iterator[Case]:
     """Plan, combine, and the operations on whole blocks."""
     plan = {"KV_HEADS": 8, "TILE": 64, "CHUNK": 256}
@@ -146,6 +159,7 @@ def small_cases(target: str) -> Iterator[Case]:
     yield Case(target, "activation", "gelu", gate_kernel, {"WIDTH": 1024, "GELU": True}, "bf16", "bf16", 4, 1)
     yield Case(target, "sample_reduce", "vocab", reduce_kernel, {"RUN": RUN}, "fp32", "fp32", 4, 1)
     yield Case(target, "sample_pick", "vocab128k", pick_kernel, {"RUN": RUN, "RUNS": 64}, "fp32", "fp32", 4, 1)
+    yield from lora_cases(target)
     merge = {"HEADS": 32, "QUERY_LEN": 1, "HEAD_DIM": 128, "COLUMNS": 128, "LOG_SUMS": False}
     yield Case(target, "shared_merge", "d128", merge_kernel, merge, "bf16", "bf16", 1, 1)
 
@@ -202,6 +216,9 @@ def all_cases(target: str) -> Iterator[Case]:
     yield write_case(target, dtype=torch.float32)
     yield write_case(target, dtype=torch.float16)
     yield write_case(target)
+    for rows in (lora_plan.SMALL_TILE, lora_plan.LARGE_TILE):
+        for dtype in _NAMES:
+            yield from lora_cases(target, dtype, rows)
     yield from small_cases(target)
 
 
@@ -233,6 +250,9 @@ def wide_cases(target: str) -> Iterator[Case]:
         yield write_case(target, kind=kind)
     yield write_case(target, dtype=torch.float32)
     yield norm_case(target, 16384)
+    yield from lora_cases(target, rows=lora_plan.LARGE_TILE)
+    for rows in (lora_plan.SMALL_TILE, lora_plan.LARGE_TILE):
+        yield from lora_cases(target, torch.float32, rows)
     yield from small_cases(target)
 
 

@@ -46,6 +46,7 @@ PREDICTIONS: Final = {
         "32 sequences over one run of 8k: at least 4 times as fast as without sharing; 8 over 2k about as fast, where "
         "the step begins to share; a recorded step of 32 over 4k at least 1.2 times as fast."
     ),
+    "adapters": "A recorded step with 8 adapters of rank 16, one a row, takes at most 1.3 times as long as with none.",
     "prefill": "400-450 TFLOP/s at 8k; scattered pages cost at most 8 % against consecutive ones.",
     "step": "A recorded decode step of a small model is at least 1.6 times as fast as the same step launched anew.",
 }
@@ -101,6 +102,9 @@ def cells(quick: bool = False) -> list[Cell]:
     for name, predicted, together in (("apart", 2900.0, False), ("together", 2200.0, True)):
         label = f"16 layers, 32 x (4k + 256) {name}"
         result.append(Cell("shared", label, "step", {**values, "together": together}, predicted))
+    for count in (1, 8):
+        values = {"recorded": True, "adapters": count, "rank": 16}
+        result.append(Cell("adapters", f"16 layers, batch 8, adapters: {count}", "step", values, 1550.0))
     for length, rate in ((2048, 380e12), (8192, 430e12), (32768, 450e12)):
         flops = prefill_flops(length)
         for name, factor in (("consecutive", 1.0), ("scattered", 1.04), ("torch", 1.0)):

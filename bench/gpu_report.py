@@ -86,6 +86,7 @@ def ratios(results: dict[str, float]) -> list[str]:
         *ratio(
             "the same of a step", "16 layers, 32 x (4k + 256) apart", "16 layers, 32 x (4k + 256) together", ">= 1.2"
         ),
+        *ratio("8 adapters over none", "16 layers, batch 8, adapters: 8", "16 layers, batch 8, recorded", "<= 1.30"),
         *ratio("scattered over consecutive pages at 8k", "L8192 scattered pages", "L8192 consecutive pages", "<= 1.08"),
         *ratio(
             "launched anew over recorded", "16 layers, batch 8, launched anew", "16 layers, batch 8, recorded", ">= 1.6"

@@ -33,7 +33,7 @@ CHIP_REGISTERS: Final = 65536
 CHIP_WARPS: Final = 64
 CHIP_BLOCKS: Final = 32
 
-_FLOATS: Final = frozenset({"logit_scale", "soft_cap", "epsilon"})
+_FLOATS: Final = frozenset({"logit_scale", "soft_cap", "epsilon", "log2_e"})
 _INDICES: Final = frozenset(
     {
         "tables",
@@ -52,6 +52,12 @@ _INDICES: Final = frozenset(
         "samples",
         "ids",
         "places",
+        "tiles",
+        "rows",
+        "choices",
+        "counts",
+        "slots",
+        "owners",
     }
 )
 _FLOAT_POINTERS: Final = frozenset(
@@ -71,10 +77,18 @@ _FLOAT_POINTERS: Final = frozenset(
         "shared_sums",
         "rest",
         "rest_sums",
+        "lowered",
+        "shares",
+        "gates",
+        "mixture",
     }
 )
 _SCALES: Final = frozenset({"key_scales", "value_scales"})
-_WIDE_POINTERS: Final = {"temperatures": "*fp64", "seeds": "*i64"}
+_WIDE_POINTERS: Final = {"temperatures": "*fp64", "seeds": "*i64", "addresses": "*i64"}
+_SIXTEENS: Final = frozenset({"words", "inputs", "outputs", "cut", "width", "first_end", "second_end", "third_end"})
+_ELEMENTS: Final = frozenset(
+    {"queries", "output", "rotated", "x", "gate_up", "expert_weights", "expert_outputs", "branch"}
+)
 _BYTES: Final = frozenset({"planes", "blocks", "buffer"})
 
 
@@ -115,11 +129,11 @@ def compile_case(case: Case) -> Any:
             signature[name] = f"*{case.element}"
         elif name in ("keys", "values", "key_arena", "value_arena"):
             signature[name] = f"*{case.stored}"
-        elif name in ("queries", "output", "rotated", "x", "gate_up"):
+        elif name in _ELEMENTS:
             signature[name] = f"*{case.element}"
         else:
             signature[name] = "i32"
-        if signature[name].startswith("*") or name.endswith("stride") or name == "words":
+        if signature[name].startswith("*") or name.endswith("stride") or name in _SIXTEENS:
             attributes[(index,)] = [["tt.divisibility", 16]]
     nvidia = case.target.isdigit()
     target = GPUTarget("cuda", int(case.target), 32) if nvidia else GPUTarget("hip", case.target, 64)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from bench.gpu_plan import COPY_BYTES, HEAD_DIM, HEADS, KV_HEADS, Cell
-from common.layout import KvDtype, KvLayout
-from decoder.batch import StepBatch
+from bench.gpu_step import step_call, step_sizes
+from common.layout import KvLayout
 from decoder.kernels.gpu import capability
 from decoder.kernels.paged_decode import triton as paged_decode
 from decoder.kernels.paged_decode.plan import DecodePlan
@@ -23,13 +23,6 @@ from decoder.kernels.paged_prefill import triton as paged_prefill
 from decoder.kernels.quantized import views
 from decoder.kernels.shared_prefix_decode import triton as shared_decode
 from decoder.kernels.shared_prefix_decode.plan import SharedPlan, find_groups, lay_out
-from decoder.models.config import ModelConfig, ModelDigests
-from decoder.models.decode_graphs import DirectRecorder
-from decoder.models.device_arena import allocate
-from decoder.models.device_model import DeviceModel
-from decoder.models.device_sharing import SharingCosts
-from decoder.models.rope import RopeConfig
-from decoder.weights.loader import expected_shapes
 
 Call = Callable[[], object]
 _SCALE: Final = HEAD_DIM**-0.5
@@ -222,28 +215,6 @@ class KernelBench:
         return [lambda: paged_prefill.attend(queries, arena, 0, *arguments, plan, output, scale=_SCALE, scales=scales)]
 
     def _step(self, cell: Cell) -> list[Call]:
-        sizes = {"layers": 16, "batch": 8, "hidden": 2048, "inner": 5632, "vocab": 32000, "length": 1024, **cell.params}
-        layers, batch, length = sizes["layers"], sizes["batch"], sizes["length"]
-        config = ModelConfig(
-            "llama", sizes["vocab"], layers, 16, 8, 128, sizes["hidden"], sizes["inner"], 1e-5, RopeConfig(1e4, 128),
-            8192, (2,), None, False,
-        )  # fmt: skip
-        layout = KvLayout.of(layers, 8, 128, 64, cell.params.get("stored", "bfloat16"))
-        numbers, shapes = torch.Generator().manual_seed(0), expected_shapes(config)
-        model = DeviceModel(
-            config, layout, ModelDigests(*[bytes(32)] * 3),
-            lambda name: (torch.randn(shapes[name], generator=numbers) * 0.02).numpy(), self._device,
-            dtype=KvDtype.BFLOAT16, recorder=None if cell.params["recorded"] else DirectRecorder(),
-            sharing=SharingCosts(0, 0, 2) if cell.params.get("together") else SharingCosts(min_sequences=1 << 20),
-        )  # fmt: skip
-        tables, num_blocks = self._tables([length] * batch, 64, 1, cell.params.get("shared", 0))
-        arena = model.view(allocate(layout, num_blocks, self._device))
-        if arena.scales is None:
-            arena.elements.normal_()
-        else:
-            arena.blocks.random_(0, 120)
-            arena.scales.fill_(1 / 64)
-        lengths = np.full(batch, length, np.int32)
-        rows = np.arange(batch + 1, dtype=np.int32)
-        work = StepBatch(rows[:-1], lengths - np.int32(1), rows, lengths, tables[0], rows[:-1], batch)
-        return [lambda: model.forward_decode(work, arena.blocks)]
+        sizes = step_sizes(cell)
+        tables, num_blocks = self._tables([sizes["length"]] * sizes["batch"], 64, 1, sizes["shared"])
+        return [step_call(cell, self._device, tables[0], num_blocks)]

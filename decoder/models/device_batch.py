@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from decoder.kernels.lora.plan import AdapterRows
 from decoder.kernels.paged_prefill.triton import PrefillPlan
 from decoder.kernels.shared_prefix_decode.plan import SharedPlan
 
@@ -24,7 +25,8 @@ class StepInputs:
     """A batch on the device, as `StepBatch` has it; `owners` int32 [T] is the sequence of each row.
 
     logit_rows int64 [R]; None where every row's logits are wanted. An empty place of a decode batch has position 0,
-    length 0 and a table of null blocks. `shared`: runs of blocks that decodes read together; None without.
+    length 0 and a table of null blocks. `shared`: runs of blocks that decodes read together; None without. `adapters`:
+    rows that have one; None without.
     """
 
     token_ids: torch.Tensor
@@ -36,3 +38,4 @@ class StepInputs:
     prefill: PrefillInputs | None = None
     logit_rows: torch.Tensor | None = None
     shared: SharedPlan | None = None
+    adapters: AdapterRows | None = None

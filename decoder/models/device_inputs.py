@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from decoder.batch import StepBatch
 from decoder.kernels.gpu import power_of_two
+from decoder.kernels.lora.plan import AdapterRows, RowGroups
 from decoder.kernels.paged_prefill.triton import plan
 from decoder.kernels.shared_prefix_decode.plan import SharedPlan, SlotLayout
 from decoder.models.device_attention import MAX_DECODES
@@ -35,20 +36,33 @@ def bucket_of(decodes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What a recorded step is made for: so many sequences, and slots of shared runs (0: nothing is shared)."""
+    """What a recorded step is made for: so many sequences, slots of shared runs, and tiles of rows with adapters (0:
+    none), for adapters that go down to `lowered` numbers and change the products in `products`."""
 
     bucket: int
     slots: int = 0
+    tiles: int = 0
+    tile_rows: int = 0
+    lowered: int = 0
+    products: int = 0
 
     @classmethod
-    def of(cls, batch: StepBatch, shared: SlotLayout | None) -> DecodeShape:
-        """The smallest shape that has room for a batch of decodes alone."""
-        slots = 0 if shared is None else power_of_two(shared.slot_lengths.size)
-        return cls(bucket_of(batch.num_decodes), slots)
+    def of(cls, batch: StepBatch, shared: SlotLayout | None, groups: RowGroups | None) -> DecodeShape:
+        """The smallest shape that has room for a batch of decodes alone; sizes of adapters are powers of two."""
+        bucket, slots = bucket_of(batch.num_decodes), 0 if shared is None else power_of_two(shared.slot_lengths.size)
+        if groups is None:
+            return cls(bucket, slots)
+        tiles, lowered = power_of_two(len(groups.tiles)), power_of_two(groups.lowered)
+        return cls(bucket, slots, tiles, groups.tile_rows, lowered, groups.products)
 
 
 def upload(
-    batch: StepBatch, group: int, rows: int, device: torch.device, shared: SlotLayout | None = None
+    batch: StepBatch,
+    group: int,
+    rows: int,
+    device: torch.device,
+    shared: SlotLayout | None = None,
+    groups: RowGroups | None = None,
 ) -> StepInputs:
     """Inputs of any step. `group` is the model's query heads of a key head, `rows` those of a prefill block."""
     decodes = batch.num_decodes
@@ -67,6 +81,7 @@ def upload(
         prefill=prefill,
         logit_rows=_to(batch.logit_rows.astype(np.int64), device),
         shared=None if shared is None else SharedPlan.of(shared, device),
+        adapters=None if groups is None else AdapterRows.of(groups, device),
     )
 
 
@@ -81,7 +96,10 @@ class DecodeInputs:
 
     def __init__(self, shape: DecodeShape, width: int, members: int, device: torch.device) -> None:
         bucket, slots = shape.bucket, shape.slots
-        sizes = {"token_ids": (bucket,), "positions": (bucket,), "lengths": (bucket,), "tables": (bucket, width)}
+        sizes: dict[str, tuple[int, ...]] = {}
+        if shape.tiles:  # first, since addresses are two words
+            sizes |= {"addresses": (2 * shape.tiles,), "tiles": (shape.tiles, 2), "rows": (bucket,)}
+        sizes |= {"token_ids": (bucket,), "positions": (bucket,), "lengths": (bucket,), "tables": (bucket, width)}
         if slots:
             sizes |= {
                 "slot_members": (slots, members), "slot_tables": (slots, width), "slot_lengths": (slots,),
@@ -97,6 +115,11 @@ class DecodeInputs:
         self._turn = 0
         parts = self._parts(self._device_words)
         names = ("slot_members", "slot_tables", "slot_lengths", "shared_blocks", "places")
+        adapters = None
+        if shape.tiles:
+            addresses = parts["addresses"].view(torch.int64)
+            sizes_of = (shape.tile_rows, shape.lowered, shape.products)
+            adapters = AdapterRows(addresses, parts["tiles"], parts["rows"], *sizes_of)
         self.inputs = StepInputs(
             token_ids=parts["token_ids"],
             positions=parts["positions"],
@@ -105,6 +128,7 @@ class DecodeInputs:
             lengths=parts["lengths"],
             num_decodes=bucket,
             shared=SharedPlan(*(parts[name] for name in names)) if slots else None,
+            adapters=adapters,
         )
 
     def _parts(self, words: Any) -> dict[str, Any]:
@@ -115,7 +139,7 @@ class DecodeInputs:
             first = last
         return parts
 
-    def put(self, batch: StepBatch, shared: SlotLayout | None = None) -> None:
+    def put(self, batch: StepBatch, shared: SlotLayout | None = None, groups: RowGroups | None = None) -> None:
         """Make `batch`, decodes alone, what the next step computes. Waits for no step, only for an old copy."""
         count, width = batch.block_tables.shape
         self._turn ^= 1
@@ -136,6 +160,10 @@ class DecodeInputs:
             words["shared_blocks"][:count] = shared.shared_blocks
             words["places"][:] = -1
             words["places"][:count] = shared.places
+        if groups is not None:
+            words["addresses"].view(np.int64)[: len(groups.tables)] = groups.tables
+            words["tiles"][: len(groups.tiles)] = groups.tiles
+            words["rows"][: groups.rows.size] = groups.rows
         self._device_words.copy_(self._staging[self._turn], non_blocking=True)
         if self._device_words.is_cuda:
             event = torch.cuda.Event()

@@ -17,17 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.errors import Internal, Unimplemented
+from common.errors import Internal, ResourceExhausted
 from common.layout import KvDtype, KvLayout
 from decoder.batch import IntArray, StepBatch
 from decoder.kernels.block_copy.triton import copy
 from decoder.kernels.block_scrub.triton import scrub
 from decoder.kernels.gpu import capability
+from decoder.kernels.lora.plan import RowGroups, group_rows
 from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
 from decoder.kernels.shared_prefix_decode.plan import SlotLayout
 from decoder.models.checks import check_batch
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
+from decoder.models.device_adapters import DeviceAdapter, Layer
 from decoder.models.device_arena import TORCH_TYPES, DeviceArena, allocate, element_type, view_arena
 from decoder.models.device_attention import MAX_DECODES
 from decoder.models.device_batch import StepInputs
@@ -118,8 +120,8 @@ class DeviceModel:
         """Queue one step. With `draws` (on the device, one for each logit row) what comes back is the drawn ids."""
         paged = self.view(arena)
         config = self.config
-        if batch.adapters:
-            raise Internal("a batch names adapters, which this model has never packed")
+        if batch.adapters and batch.token_ids.size and len(batch.adapters) != batch.context_lens.size:
+            raise Internal("a batch names adapters for another number of sequences")
         check_batch(
             batch, num_blocks=paged.blocks.shape[0], block_tokens=self.layout.block_tokens,
             max_position=config.max_position, vocab_size=config.vocab_size,
@@ -132,7 +134,8 @@ class DeviceModel:
                 logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
         else:
             shared = self._shared(batch, recorded=False)
-            logits = self.step.run(self.upload(batch, shared), paged.elements, paged.scales)
+            inputs = self.upload(batch, shared, group_rows(batch.adapters, batch.query_starts))
+            logits = self.step.run(inputs, paged.elements, paged.scales)
         return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
 
     def forward_decode(self, batch: StepBatch, arena: Any) -> torch.Tensor:
@@ -141,11 +144,12 @@ class DeviceModel:
 
     def _decode(self, batch: StepBatch, arena: DeviceArena) -> torch.Tensor:
         shared = self._shared(batch, recorded=True)
-        shape = DecodeShape.of(batch, shared)
+        groups = group_rows(batch.adapters, batch.query_starts)
+        shape = DecodeShape.of(batch, shared, groups)
         if shape not in self._inputs:
             self._inputs[shape] = DecodeInputs(shape, self._table_width, self._members, self.device)
         fixed = self._inputs[shape]
-        fixed.put(batch, shared)
+        fixed.put(batch, shared, groups)
         logits = self._graphs.run(
             shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
         )
@@ -154,9 +158,10 @@ class DeviceModel:
     def _shared(self, batch: StepBatch, *, recorded: bool) -> SlotLayout | None:
         return self._sharing.choose(batch, recorded=recorded) if self._members else None
 
-    def upload(self, batch: StepBatch, shared: SlotLayout | None = None) -> StepInputs:
+    def upload(self, batch: StepBatch, shared: SlotLayout | None = None, groups: RowGroups | None = None) -> StepInputs:
         """A checked batch on the device, in memory of its own."""
-        return upload(batch, self.config.group_size, self.step.attention.prefill_rows, self.device, shared)
+        rows = self.step.attention.prefill_rows
+        return upload(batch, self.config.group_size, rows, self.device, shared, groups)
 
     def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         rows, vocab = logits.shape
@@ -213,12 +218,20 @@ class DeviceModel:
             raise Internal("a block id is outside the arena")
         scrub(blocks, torch.from_numpy(np.array(block_ids, np.int32)).to(self.device), poison=poison)
 
-    def pack_adapter(self, layers: Any) -> Any:
-        """Refuses: rows with adapters are computed on a CPU alone."""
-        raise Unimplemented(
-            "adapter: a decoder on a GPU computes none; the low-rank products would need a place in its decode graphs",
-            reason="FIELD_UNIMPLEMENTED", metadata={"field": "adapter"},
-        )  # fmt: skip
+    def pack_adapter(self, layers: tuple[Layer, ...]) -> DeviceAdapter:
+        """A LoRA adapter of this model in the form that a batch's `adapters` hold. It may be called from any thread.
+
+        Raises ResourceExhausted where the device has no room for it.
+        """
+        try:
+            return DeviceAdapter(self.config, layers, self.dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            needed = sum(it.size for layer in layers for pair in layer.values() for it in pair) * self.dtype.itemsize
+            usable = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
+            raise ResourceExhausted(
+                f"the adapter needs {needed} bytes of the GPU's memory, or more, and {usable} are free",
+                subject="adapter_bytes", needed=needed, usable=usable, reason="ADAPTER_EXCEEDS_MEMORY",
+            ) from error  # fmt: skip
 
     def close(self) -> None:
         """Drop the recordings; the model can be used again."""

@@ -6,12 +6,18 @@ memory (`device_inputs.py`) a decode step can be recorded as a CUDA graph. Calle
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn.functional import linear
 
 from decoder.kernels.activation.triton import gate
+from decoder.kernels.lora import plan as lora_plan
+from decoder.kernels.lora.plan import AdapterRows
+from decoder.kernels.lora.triton import add
 from decoder.kernels.norm.triton import norm
 from decoder.models.config import ModelConfig
+from decoder.models.device_adapters import part_ends
 from decoder.models.device_attention import DeviceAttention
 from decoder.models.device_batch import StepInputs
 from decoder.models.device_weights import DeviceWeights
@@ -30,6 +36,7 @@ class DeviceStep:
         self._weights = weights
         self._dtype = dtype
         self._device = weights.embedding.device
+        self._part_ends = part_ends(config)
         self.attention = DeviceAttention(config, dtype, query_dtype, self._device)
 
     def run(self, inputs: StepInputs, arena: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
@@ -47,22 +54,37 @@ class DeviceStep:
         norm(residual, weights.layers[0].input_norm, hidden, epsilon=epsilon)
         following = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
         for index, (layer, next_norm) in enumerate(zip(weights.layers, following, strict=True)):
-            fused = linear(hidden, layer.qkv, layer.qkv_bias)
+            product = functools.partial(self._product, inputs.adapters, index)
+            fused = product(lora_plan.QKV, hidden, layer.qkv, layer.qkv_bias)
             attended = self.attention.attend(fused, index, layer, inputs, arena, scales)
+            mixed = product(lora_plan.OUTPUT, attended, layer.output, layer.output_bias)
             norm(
-                linear(attended, layer.output, layer.output_bias), layer.mlp_norm, hidden, epsilon=epsilon,
-                residual=residual, post_weight=layer.attention_post_norm,
+                mixed, layer.mlp_norm, hidden, epsilon=epsilon, residual=residual,
+                post_weight=layer.attention_post_norm,
             )  # fmt: skip
-            both = linear(hidden, layer.gate_up, layer.gate_up_bias)
+            both = product(lora_plan.GATE_UP, hidden, layer.gate_up, layer.gate_up_bias)
             gated = torch.empty((len(both), both.shape[1] // 2), dtype=self._dtype, device=self._device)
             gate(both, gated, activation=config.activation)
-            norm(
-                linear(gated, layer.down, layer.down_bias), next_norm, hidden, epsilon=epsilon, residual=residual,
-                post_weight=layer.mlp_post_norm,
-            )  # fmt: skip
+            branch = product(lora_plan.DOWN, gated, layer.down, layer.down_bias)
+            norm(branch, next_norm, hidden, epsilon=epsilon, residual=residual, post_weight=layer.mlp_post_norm)
         if inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
         logits = linear(hidden, weights.head).float()
         if config.logit_cap:
             logits = config.logit_cap * torch.tanh(logits / config.logit_cap)
         return logits
+
+    def _product(
+        self,
+        adapters: AdapterRows | None,
+        layer: int,
+        product: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # A dense product of all rows, and for those with an adapter what that adds.
+        output = linear(x, weight, bias)
+        if adapters is not None:
+            add(x, output, adapters, layer, product, self._part_ends[product])
+        return output

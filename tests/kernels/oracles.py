@@ -77,3 +77,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Root mean square norm of rows, float64, epsilon 1e-6."""
     x = x.double()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+
+
+def low_rank(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """B (A x) of rows x [rows, inputs] for A [ranks, inputs] and B [outputs, ranks], float64."""
+    return x.double() @ down.double().T @ up.double().T

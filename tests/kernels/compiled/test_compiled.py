@@ -19,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from bench.gpu_cases import (
     Case,
     decode_case,
+    lora_cases,
     main_cases,
     prefill_case,
     quantised_cases,
@@ -36,6 +37,7 @@ DEFAULT = [
     *(make(target) for target in ("80", "100") for make in (prefill_case, decode_case)),
     decode_case("gfx942"),
     *(shared_case(target) for target in ("80", "100", "gfx942")),
+    *(case for target in ("80", "100", "gfx942") for case in lora_cases(target)),
     *(case for target in ("80", "90", "100") for case in quantised_cases(target)),
     decode_case("90", 256, windowed=True, soft_cap=True),
 ]
@@ -102,6 +104,14 @@ def test_rows_are_loaded_sixteen_bytes_at_a_time() -> None:
         assert re.search(
             r"cp\.async\.c[ag]\.shared\.global(\.L2::\w+)?\s+\[[^\]]*\],\s*\[[^\]]*\],\s*0x10", measure(case).assembly
         )
+
+
+def test_matrices_that_are_found_by_address_are_loaded_wide() -> None:
+    """A and B of an adapter, whose addresses are data, come with the widest loads there are; no element comes alone."""
+    for case in lora_cases("90"):
+        assembly = measure(case).assembly
+        assert not re.search(r"ld\.global(\.\w+)*\.b16", assembly)
+        assert re.search(r"cp\.async\.cg\.shared\.global\s+\[[^\]]*\],\s*\[[^\]]*\],\s*0x10|ld\.global\.v4", assembly)
 
 
 def test_the_programs_of_a_decode_fit_at_once() -> None:

@@ -42,7 +42,7 @@ def small(cell: Cell) -> Cell:
 
 
 ONE_OF_EACH = {
-    (cell.kind, *(cell.params.get(name) for name in ("stored", "pages", "recorded", "together"))): cell
+    (cell.kind, *(cell.params.get(name) for name in ("stored", "pages", "recorded", "together", "adapters"))): cell
     for cell in cells()
     if cell.section not in ("mixed", "pages") and not (cell.kind == "decode" and "shared" in cell.params)
 }

@@ -61,11 +61,16 @@ def tensors_of(config: ModelConfig) -> dict[str, np.ndarray]:
     return tensors
 
 
-def model_of(config: ModelConfig, kind: KvDtype = KvDtype.FLOAT32, **options: Any) -> DeviceModel:
+def model_of(
+    config: ModelConfig,
+    kind: KvDtype = KvDtype.FLOAT32,
+    tensors: dict[str, np.ndarray] | None = None,
+    **options: Any,
+) -> DeviceModel:
     """A device model with blocks of 16 tokens."""
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, 16, kind)
     digests = digest_config(config, bytes(32), "float32")
-    return DeviceModel(config, layout, digests, tensors_of(config).__getitem__, DEVICE, **options)
+    return DeviceModel(config, layout, digests, (tensors or tensors_of(config)).__getitem__, DEVICE, **options)
 
 
 def oracle_logits(config: ModelConfig, token_ids: np.ndarray, stored: torch.dtype | None = None) -> torch.Tensor:
