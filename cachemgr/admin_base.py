@@ -58,7 +58,7 @@ class AdminBase:
         """The tenant of a request. Raises InvalidArgument or NotFound."""
         tenant = check_tenant_name(name)
         if not self._tenants.has_tenant(tenant):
-            raise NotFound("there is no such tenant")
+            raise NotFound("there is no such tenant", reason="TENANT_NOT_FOUND")
         return tenant
 
     def _tenant_asked(self, name: str) -> TenantId | None:
@@ -79,5 +79,5 @@ def tokens_asked(token_ids: Sequence[int]) -> bytes:
 def seconds_asked(field: str, seconds: float, *, most: float = MAX_SECONDS) -> float:
     """A time of a request, more than 0. Raises InvalidArgument."""
     if not (math.isfinite(seconds) and 0 < seconds <= most):
-        raise InvalidArgument(field, f"is {seconds:g}; allowed is more than 0, at most {most:.0f}")
+        raise InvalidArgument(field, f"is {seconds:g}; allowed is more than 0, at most {most:.0f} seconds")
     return seconds

@@ -129,7 +129,7 @@ class PoolAdmin(AdminBase):
         if not 1 <= len(request.request_id) <= MAX_REQUEST_ID_CHARACTERS:
             raise InvalidArgument("request_id", f"allowed are 1..{MAX_REQUEST_ID_CHARACTERS} characters")
         if not await self._sessions.abort(request.request_id):
-            raise NotFound("no decoder knows this request")
+            raise NotFound("no decoder knows this request", reason="REQUEST_NOT_FOUND")
         self._log.info("request_aborted", request_id=request.request_id)
         return admin_pb2.AbortRequestResponse()
 

@@ -52,7 +52,7 @@ class PrefixAdmin(AdminBase):
             raise InvalidArgument("pin", f"is {request.pin}; allowed is 1..{MAX_PIN}")
         manager = self._manager_now()
         if manager is None:
-            raise NotFound("there is no such pin")
+            raise NotFound("there is no such pin", reason="PIN_NOT_FOUND")
         manager.unpin(request.pin)
         self._log.info("prefix_unpinned", pin=request.pin)
         return admin_pb2.UnpinPrefixResponse()

@@ -97,7 +97,7 @@ class ScopeAdmin(AdminBase):
         members = [check_tenant_name(name, field) for name in names]
         missing = [tenant for tenant in members if not self._tenants.has_tenant(tenant)]
         if missing:
-            raise NotFound(f"{field}: there is no tenant {missing[0]}", metadata={"tenant": missing[0]})
+            raise NotFound(f"{field}: there is no tenant {missing[0]}", reason="TENANT_NOT_FOUND")
         return members
 
     def _purge_scope(self, owner: TenantId) -> int:

@@ -13,6 +13,7 @@ from cachemgr.admin_base import AdminBase
 from cachemgr.admin_messages import tenant_message
 from cachemgr.admin_pages import named_page
 from cachemgr.ids import TenantId
+from cachemgr.tenant_keys import split_key
 from cachemgr.tenant_quotas import QuotaChange
 from common.errors import InvalidArgument
 from tessera.admin.v1 import admin_pb2
@@ -89,6 +90,8 @@ class TenantAdmin(AdminBase):
         """End a key at once: for new requests, and for grants that it was given before."""
         if not 1 <= len(request.key_id) <= MAX_KEY_ID_CHARACTERS:
             raise InvalidArgument("key_id", f"allowed are 1..{MAX_KEY_ID_CHARACTERS} characters")
+        if (parts := split_key(request.key_id)) is not None:
+            raise InvalidArgument("key_id", f"is a whole key; its id is {parts[0]}")
         tenant = self._tenants.revoke_key(request.key_id)
         self._note("key_revoked", tenant=tenant, key_id=request.key_id)
         return admin_pb2.RevokeKeyResponse()

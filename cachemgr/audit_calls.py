@@ -1,8 +1,9 @@
 """Puts each admin call that may change something into the audit log, with its end.
 
-Invariant: what is written of a request are numbers, flags, names and counts of lists; never a token id, a cache key or
-anything that a caller could make long. Of an answer only the fields that are named here are written. An interceptor of
-the admin server, inside the one that makes statuses of errors; what the roles refuse is written there.
+Invariant: what is written of a request are numbers, flags, names and counts of lists; never a token id, a cache key,
+the secret of a tenant's key (not where one was sent in the place of a name either) or anything that a caller could make
+long. Of an answer only the fields that are named here are written. An interceptor of the admin server, inside the one
+that makes statuses of errors; what the roles refuse is written there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from cachemgr.audit import AuditLog
 from cachemgr.roles import Role, changes, current_role, method_name
+from cachemgr.tenant_keys import hide_keys
 from common.errors import TesseraError
 
 MAX_TEXT: Final = 128
@@ -101,7 +103,7 @@ def shown_answer(answer: Any) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     if isinstance(value, str):
-        return value[:MAX_TEXT]
+        return hide_keys(value)[:MAX_TEXT]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if isinstance(value, int) else "set"

@@ -57,7 +57,7 @@ class Approvals:
     def withdraw(self, name: str) -> ApprovalRow:
         """End an approval; what it was. Raises InvalidArgument or NotFound."""
         if check_name(name, "name") not in self._rows:
-            raise NotFound("there is no such approval")
+            raise NotFound("there is no such approval", reason="APPROVAL_NOT_FOUND")
         self._store.delete_approval(name)
         row = self._rows.pop(name)
         self._index()

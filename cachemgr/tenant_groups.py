@@ -97,5 +97,5 @@ class Groups:
     def _row(self, name: str) -> GroupRow:
         row = self._groups.get(check_name(name, "group"))
         if row is None:
-            raise NotFound("there is no such group")
+            raise NotFound("there is no such group", reason="GROUP_NOT_FOUND")
         return row

@@ -22,6 +22,7 @@ HASH_BYTES: Final = 32
 _PREFIX: Final = "tsr"
 _KEY_ID_BYTES: Final = 8
 _KEY_TEXT: Final = re.compile(r"tsr_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
+_KEY_SECRET: Final = re.compile(r"(tsr_[0-9a-f]{16}_)[A-Za-z0-9_-]+", re.ASCII)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 
 
@@ -37,6 +38,11 @@ def split_key(text: str) -> tuple[str, bytes] | None:
         return None
     match = _KEY_TEXT.fullmatch(text)
     return None if match is None else (match[1], match[2].encode())
+
+
+def hide_keys(text: str) -> str:
+    """`text` with the secret of every key in it left out, for what is written down."""
+    return _KEY_SECRET.sub(r"\1…", text)
 
 
 def hash_secret(secret: bytes, salt: bytes) -> bytes:

@@ -146,7 +146,7 @@ class Tenants:
         if ttl_seconds is not None:
             if not 0 < ttl_seconds <= MAX_TTL_SECONDS:  # also refuses NaN
                 raise InvalidArgument(
-                    "ttl_seconds", f"is {ttl_seconds:g}; allowed is more than 0, at most {MAX_TTL_SECONDS:.0f}"
+                    "ttl_seconds", f"is {ttl_seconds:g}; allowed is more than 0, at most {MAX_TTL_SECONDS:.0f} seconds"
                 )
             expires = now_ns + max(1, int(ttl_seconds * 1e9))
         key_id, text = new_key()
@@ -162,7 +162,7 @@ class Tenants:
         """End a key at once; its tenant. Harmless when repeated. NotFound where there is no such key."""
         row = self._keys.get(key_id)
         if row is None:
-            raise NotFound("there is no such key")
+            raise NotFound("there is no such key", reason="KEY_NOT_FOUND")
         if not row.revoked:
             self._store.revoke(key_id)
             row.revoked = 1
@@ -242,7 +242,7 @@ class Tenants:
     def _row(self, tenant: TenantId) -> TenantRow:
         row = self._tenants.get(tenant)
         if row is None:
-            raise NotFound("there is no such tenant")
+            raise NotFound("there is no such tenant", reason="TENANT_NOT_FOUND")
         return row
 
     def _refuse_taken(self, tenant: TenantId) -> None:

@@ -127,6 +127,10 @@ def test_callers_without_a_credential_cannot_flood_it(tmp_path):
     assert [line.get("suppressed") for line in lines[-3:]] == [None, 7, None]
 
 
+KEY_TEXT = f"tsr_{'0a' * 8}_{'x' * 43}"
+SHOWN = f"tsr_{'0a' * 8}_…"
+
+
 @pytest.mark.parametrize(
     ("request_message", "fields"),
     [
@@ -134,11 +138,14 @@ def test_callers_without_a_credential_cannot_flood_it(tmp_path):
         (admin_pb2.UpdateTenantRequest(tenant="acme", weight=float("nan")), {"tenant": "acme", "weight": "nan"}),
         (admin_pb2.CreateGroupRequest(group="g", tenants=["a", "b"]), {"group": "g", "tenants": ["a", "b"]}),
         (admin_pb2.AbortRequestRequest(request_id="x" * 1000), {"request_id": "x" * 128}),
+        (admin_pb2.RevokeKeyRequest(key_id=KEY_TEXT), {"key_id": SHOWN}),
+        (admin_pb2.CreateGroupRequest(group="g", tenants=[f"a {KEY_TEXT}"]), {"group": "g", "tenants": [f"a {SHOWN}"]}),
+        (admin_pb2.CreateKeyRequest(tenant="tsr_acme"), {"tenant": "tsr_acme"}),
         (admin_pb2.EvictBlocksRequest(), {}),
     ],
 )
 def test_fields_that_are_written_hold_no_tokens_and_are_short(request_message, fields):
-    """Token ids become their number, long texts are cut."""
+    """Token ids become their number, long texts are cut, and of a key that was sent as a name its id is left."""
     assert shown_fields(request_message) == fields
 
 
@@ -157,7 +164,10 @@ def test_daemon_writes_each_change_with_its_end():
         await rig.admin.CreateTenant(admin_pb2.CreateTenantRequest(tenant="acme"))
         made = await rig.admin.CreateKey(admin_pb2.CreateKeyRequest(tenant="acme", name="ci"))
         await refused(rig.admin.CreateTenant(admin_pb2.CreateTenantRequest(tenant="No Name")), INVALID)
-        await refused(rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id="none")), MISSING)
+        unknown = await refused(rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id="none")), MISSING)
+        assert unknown.reason == "KEY_NOT_FOUND"
+        whole = await refused(rig.admin.RevokeKey(admin_pb2.RevokeKeyRequest(key_id=made.key)), INVALID)
+        assert whole.message == f"key_id: is a whole key; its id is {made.key_id}"
         await rig.admin.GetSnapshot(admin_pb2.GetSnapshotRequest())
         await refused(rig.admin.ListBlocks(admin_pb2.ListBlocksRequest(page_size=-1)), INVALID)
         operator = await rig.channel(rig.paths.admin_socket, rig.paths.admin_key.read_text().strip())
@@ -168,6 +178,7 @@ def test_daemon_writes_each_change_with_its_end():
             ("operator", "CreateKey", "OK"),
             ("operator", "CreateTenant", "INVALID_ARGUMENT"),
             ("operator", "RevokeKey", "NOT_FOUND"),
+            ("operator", "RevokeKey", "INVALID_ARGUMENT"),
             ("operator", "DeleteTenant", "INVALID_ARGUMENT"),
         ]
         assert lines[1]["fields"] == {"tenant": "acme", "name": "ci"}
