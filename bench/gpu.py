@@ -17,6 +17,7 @@ from typing import Protocol
 
 from bench import gpu_report as report
 from bench.gpu_plan import PREDICTIONS, Cell, cells
+from common.arguments import CommandParser
 
 EXIT_NO_DEVICE = 2
 
@@ -77,7 +78,7 @@ def why_not() -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="GPU kernels against the chip's ceilings.")
+    parser = CommandParser(prog="python -m bench.gpu", description="GPU kernels against the chip's ceilings.")
     parser.add_argument("--quick", action="store_true", help="one set of launch parameters, no baseline")
     parser.add_argument("--only", choices=sorted(PREDICTIONS), help="one section, besides the ceilings")
     parser.add_argument("--seconds", type=float, default=330.0, help="time after which nothing new begins (330)")

@@ -8,7 +8,6 @@ measurement, and no kernel is run. `tests/kernels/compiled/test_compiled.py` hol
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from common.arguments import CommandParser
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
@@ -175,7 +176,7 @@ def _tool(name: str, *arguments: str) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_resources", description="Resources of GPU kernels.")
+    parser = CommandParser(prog="python -m bench.gpu_resources", description="Resources of GPU kernels.")
     parser.add_argument("--all", action="store_true", help="every shape, not only the main ones (minutes)")
     parser.add_argument("--targets", default="80,90,100", help=f"of {','.join(TARGETS)} (default 80,90,100)")
     options = parser.parse_args()

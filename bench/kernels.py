@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bench.limits import describe_limits, measure_limits
 from bench.work import MachineLimits, ModelWork
+from common.arguments import CommandParser
 from common.layout import KV_DTYPES
 from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
@@ -143,7 +144,7 @@ def measure_sharing(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uin
 
 def main() -> None:
     """Parse the command line and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--kv-dtype", default=None, choices=KV_DTYPES, help="default: float16, or float32")

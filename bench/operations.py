@@ -27,6 +27,7 @@ from bench.limits import measure_matmul, measure_memory
 from bench.operations_work import MODELS, Work, attention_work, block_work, row_work, token_bytes, write_work
 from bench.setting import machine_facts, positive_list, positive_or_zero
 from bench.table import Cell, Report
+from common.arguments import CommandParser
 from common.layout import KV_DTYPES
 
 CONTEXTS = (1024, 16384)
@@ -152,7 +153,7 @@ def _nothing() -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tessera bench operations",
         description=(__doc__ or "").partition("\n")[0],
         allow_abbrev=False,

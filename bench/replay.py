@@ -28,6 +28,7 @@ from cachemgr.nodes import NEVER
 from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
+from common.arguments import CommandParser
 
 ROOT = bytes(32)
 NS = 1_000_000_000
@@ -114,7 +115,7 @@ class Replay:
 
 def main(arguments: Sequence[str]) -> int:
     """Replay and print, or make a trace; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tessera bench replay",
         description=__doc__.partition("\n")[0] if __doc__ else None,
         allow_abbrev=False,

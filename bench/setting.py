@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.table import Cell, Report
 from cli.node import find_model
+from common.arguments import CommandParser
 from common.config import DTYPES
 from common.layout import KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig
@@ -36,7 +37,7 @@ class Setting:
 
 def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that all benches share."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"tessera bench {name}",
         description=(description or "").partition("\n")[0],
         allow_abbrev=False,
@@ -51,7 +52,7 @@ def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 def make_pool_parser(name: str, description: str | None, rounds: int = 300) -> argparse.ArgumentParser:
     """A parser with the options of the benches that need a pool and no model."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"tessera bench {name}",
         description=(description or "").partition("\n")[0],
         allow_abbrev=False,

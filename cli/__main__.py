@@ -7,6 +7,7 @@ Every command module has `main(arguments) -> int`. Exit status: 0 done, 1 failed
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import signal
@@ -62,9 +63,13 @@ def _run(given: list[str]) -> int:
 
         print(f"tessera {metadata.version('tessera-cache')}")
         return 0
-    if not given or given[0] not in COMMANDS:
-        complaint = f"tessera: no such command: {given[0]}\n\n" if given else ""
-        sys.stderr.write(f"{complaint}{usage()}\n")
+    if not given:
+        sys.stderr.write(f"{usage()}\n")
+        return EXIT_USAGE
+    if given[0] not in COMMANDS:
+        near = difflib.get_close_matches(given[0], COMMANDS, 1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        sys.stderr.write(f"tessera: no such command: {given[0]}; {meant} (see `tessera --help`)\n")
         return EXIT_USAGE
     name, rest = given[0], given[1:]
     if name in CLIENTS:

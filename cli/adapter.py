@@ -11,18 +11,19 @@ from cli.errors import CommandError
 from cli.tables import format_table
 from common.adapter_config import TENSORS_FILE, read_adapter_config
 from common.adapter_folder import AdapterFolder
+from common.arguments import CommandParser
 from common.errors import TesseraError
 from common.paths import StatePaths, default_state_dir
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    folder_options = argparse.ArgumentParser(add_help=False)
+    folder_options = CommandParser(add_help=False)
     folder_options.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory of the node")
     folder_options.add_argument(
         "--adapters-dir", type=Path, metavar="DIR", help="folder of adapters (default: adapters in the state directory)"
     )
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tessera adapter", description="LoRA adapters by name. A running node sees changes with the next request."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

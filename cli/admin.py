@@ -10,15 +10,19 @@ import argparse
 from collections.abc import Sequence
 
 from cli import admin_events, admin_pool, admin_prefixes, admin_tenants, admin_top
+from cli.admin_arguments import shared_arguments
 from cli.admin_client import AdminClient
 from cli.client import check_text
+from common.arguments import CommandParser
 
 TEXTS = ("tenant", "name", "key_id", "request_id", "group", "model", "endpoint")
 
 
 def build_admin_parser() -> argparse.ArgumentParser:
     """The parser of `tessera admin`."""
-    parser = argparse.ArgumentParser(prog="tessera admin", description="Look into the cache and manage it.")
+    parser = CommandParser(
+        prog="tessera admin", description="Look into the cache and manage it.", parents=[shared_arguments()]
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (admin_pool, admin_top, admin_prefixes, admin_tenants, admin_events):
         module.add_commands(commands)

@@ -8,18 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from cli.client import MAX_INT64, Client, check_text, whole
+from cli.client import MAX_INT64, Client, check_text
 from cli.errors import EXIT_USAGE, CommandError
+from common.arguments import CommandParser, whole
+
+MAX_TTL_SECONDS: Final = 100 * 366 * 86_400.0
 
 Subcommands = Any  # argparse's own class of sub-parsers is private
 
 
 def shared_arguments(*, inner: bool = False) -> argparse.ArgumentParser:
-    """Arguments of every command; those of an `inner` one leave what stood before it as it is."""
+    """Arguments of `tessera admin` and, as `inner` ones, of each command: those leave what stood before it as it is."""
     default: Any = argparse.SUPPRESS if inner else None
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = CommandParser(add_help=False)
     shared.add_argument("--json", action="store_true", default=default if inner else False, help="print JSON")
     shared.add_argument("--state-dir", type=Path, metavar="DIR", default=default, help="state directory of the node")
     shared.add_argument(
@@ -33,7 +36,7 @@ def shared_arguments(*, inner: bool = False) -> argparse.ArgumentParser:
 
 def listing_arguments(*, inner: bool = False) -> argparse.ArgumentParser:
     """Arguments of every list."""
-    listing = argparse.ArgumentParser(add_help=False)
+    listing = CommandParser(add_help=False)
     default: Any = argparse.SUPPRESS if inner else None
     listing.add_argument(
         "--limit", type=whole(1, MAX_INT64), metavar="N", default=default, help="at most N entries (default: all)"

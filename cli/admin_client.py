@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 
 from cli.admin_plain import as_plain
-from cli.client import find_state
+from cli.client import NO_NODE, find_state
 from cli.errors import CommandError
 from cli.failures import explain_failure
 from cli.files import read_key
 from cli.node_phase import describe_phase
+from common.interceptors import error_from_rpc
 from common.paths import StatePaths
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
 from tessera.admin.v1 import admin_pb2_grpc
@@ -30,6 +31,17 @@ FLAGS = {
     "request_id": "REQUEST_ID", "timeout_seconds": "--timeout", "token_ids": "the prompt", "ttl_seconds": "--ttl",
     "weight": "--weight",
 }  # fmt: skip
+# What to do where the server names such a reason.
+ADVICE = {
+    "APPROVAL_NOT_FOUND": "`tessera admin approved` lists all",
+    "BLOCKS_IN_USE": "`tessera admin drain` waits until they are free",
+    "GROUP_NOT_FOUND": "`tessera admin groups` lists all",
+    "KEY_NOT_FOUND": "`tessera admin keys` lists the ids of all",
+    "PIN_NOT_FOUND": "`tessera admin pins` lists all",
+    "REQUEST_NOT_FOUND": "`tessera admin leases` lists those that hold blocks",
+    "TENANT_NOT_FOUND": "`tessera admin tenants` lists all",
+    "UNKNOWN_CREDENTIAL": "name this node's admin.key: --key-file FILE, or its folder: --state-dir DIR",
+}
 ABSENT = "the cache manager does not run; `tessera up` starts it"
 
 
@@ -49,7 +61,7 @@ class AdminClient:
         """Connect as the command line says. Raises CommandError where the key cannot be read."""
         paths = find_state(options.state_dir)
         named = None if options.key_file is None else "--key-file"
-        hint = "Start the node with `tessera up`, or name it: --key-file FILE"
+        hint = f"{NO_NODE} --key-file FILE"
         key = read_key(options.key_file or paths.admin_key, named, hint)
         if options.target:
             return cls(options.target, key)
@@ -86,7 +98,9 @@ class AdminClient:
 
     def _failure(self, error: grpc.RpcError) -> CommandError:
         absent = (None if self._own is None else describe_phase(self._own)) or ABSENT
-        return CommandError(explain_failure(error, self._target, absent, flags=FLAGS))
+        message = explain_failure(error, self._target, absent, flags=FLAGS)
+        advice = ADVICE.get(error_from_rpc(error).reason)
+        return CommandError(message if advice is None else f"{message}; {advice}")
 
     def close(self) -> None:
         """Close the connection."""

@@ -10,7 +10,8 @@ from typing import Any
 from cli.admin_arguments import Subcommands, shared_arguments
 from cli.admin_client import AdminClient
 from cli.admin_plain import as_plain
-from cli.client import MAX_INT64, whole
+from cli.client import MAX_INT64
+from common.arguments import whole
 from tessera.admin.v1 import admin_pb2
 
 MAX_UINT64 = 2**64 - 1
@@ -20,7 +21,7 @@ MAX_SHOWN_BLOCKS = 8
 def add_commands(commands: Subcommands) -> None:
     """Its parser."""
     summary = "follow what changes, until Ctrl-C"
-    parser = commands.add_parser("events", help=summary, description=summary, parents=[shared_arguments()])
+    parser = commands.add_parser("events", help=summary, description=summary, parents=[shared_arguments(inner=True)])
     parser.add_argument(
         "--after", type=whole(0, MAX_UINT64), metavar="N", help="from the event after number N (0: all that is known)"
     )

@@ -12,18 +12,20 @@ from cli.admin_plain import as_plain
 from cli.admin_tables import show_blocks, show_leases, show_prefixes, show_sessions, show_snapshot
 from cli.admin_tenant_tables import show_branches
 from cli.admin_tree import show_tree
-from cli.client import MAX_INT64, whole
+from cli.client import MAX_INT64
 from cli.errors import EXIT_USAGE, CommandError
+from common.arguments import seconds, whole
+from common.words import count
 from tessera.admin.v1 import admin_pb2
 
 STATES = ("free", "active", "cached", "quarantined")
 DRAIN_MARGIN_SECONDS = 15.0
-DEFAULT_DRAIN_SECONDS = 30.0
+DEFAULT_DRAIN_SECONDS, MAX_DRAIN_SECONDS = 30.0, 86_400.0
 
 
 def add_commands(commands: Subcommands) -> None:
     """Their parsers."""
-    shared, listing = shared_arguments(), listing_arguments()
+    shared, listing = shared_arguments(inner=True), listing_arguments()
 
     def add(name: str, summary: str, run: Callable[..., int], *parents: Any) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = commands.add_parser(
@@ -59,9 +61,14 @@ def add_commands(commands: Subcommands) -> None:
     )
     evict.set_defaults(check=_check_evict)
     abort = add("abort", "end a running or queued request", _abort)
-    abort.add_argument("request_id", metavar="REQUEST_ID")
+    abort.add_argument("request_id", metavar="REQUEST_ID", help="as `leases` lists it, and as the client was told")
     drain = add("drain", "let nothing new begin and wait; exit status 1 if something still runs", _drain)
-    drain.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="wait so long (default 30)")
+    drain.add_argument(
+        "--timeout",
+        type=seconds(0, MAX_DRAIN_SECONDS),
+        metavar="SECONDS",
+        help="wait so many seconds at most (default 30)",
+    )
     drain.add_argument("--resume", action="store_true", help="let new work begin again")
 
 
@@ -99,8 +106,10 @@ def _snapshot(client: AdminClient, options: argparse.Namespace) -> int:
 
 def _check(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("CheckIntegrity", admin_pb2.CheckIntegrityRequest())
-    state = "every invariant holds" if answer.ok else f"{len(answer.violations)} violations"
-    print_answer(options, answer, "\n".join([f"{answer.checked_blocks} blocks checked: {state}", *answer.violations]))
+    state = "every invariant holds" if answer.ok else count(len(answer.violations), "violation")
+    print_answer(
+        options, answer, "\n".join([f"{count(answer.checked_blocks, 'block')} checked: {state}", *answer.violations])
+    )
     return 0 if answer.ok else 1
 
 
@@ -115,13 +124,15 @@ def _tree(client: AdminClient, options: argparse.Namespace) -> int:
 
 def _check_evict(options: argparse.Namespace) -> None:
     if not (options.all or options.tenant or options.blocks):
-        raise CommandError("evict needs --all, --tenant or --blocks", EXIT_USAGE)
+        raise CommandError("evict needs --all, --tenant TENANT or --blocks N", EXIT_USAGE)
+    if options.all and (options.tenant or options.blocks):
+        raise CommandError("--all excludes --tenant and --blocks; --tenant alone means all of that tenant", EXIT_USAGE)
 
 
 def _evict(client: AdminClient, options: argparse.Namespace) -> int:
     request = admin_pb2.EvictBlocksRequest(all=options.all, tenant=options.tenant, num_blocks=options.blocks)
     answer = client.call("EvictBlocks", request)
-    text = f"{answer.evicted_blocks} blocks evicted, {answer.remaining_blocks} remain in the index"
+    text = f"{count(answer.evicted_blocks, 'block')} evicted, {answer.remaining_blocks} remain in the index"
     return print_answer(options, answer, text)
 
 
@@ -131,12 +142,11 @@ def _abort(client: AdminClient, options: argparse.Namespace) -> int:
 
 
 def _drain(client: AdminClient, options: argparse.Namespace) -> int:
-    request = admin_pb2.DrainPoolRequest(timeout_seconds=options.timeout, resume=options.resume)
-    wait = options.timeout if 0 < options.timeout < MAX_INT64 else DEFAULT_DRAIN_SECONDS
-    answer = client.call("DrainPool", request, wait + DRAIN_MARGIN_SECONDS)
+    request = admin_pb2.DrainPoolRequest(timeout_seconds=options.timeout or 0.0, resume=options.resume)
+    answer = client.call("DrainPool", request, (options.timeout or DEFAULT_DRAIN_SECONDS) + DRAIN_MARGIN_SECONDS)
     if options.resume:
         return print_answer(options, answer, "new work begins again")
-    state = "nothing is held" if answer.drained else f"{answer.leases} leases are still held"
+    state = "nothing is held" if answer.drained else f"{count(answer.leases, 'lease')} still held"
     text = f"nothing new begins; {state}; `tessera admin drain --resume` ends it"
     print_answer(options, answer, text)
     return 0 if answer.drained else 1

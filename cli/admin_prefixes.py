@@ -6,12 +6,21 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from cli.admin_arguments import Subcommands, add_prompt_arguments, listing_arguments, shared_arguments, tokens_of
+from cli.admin_arguments import (
+    MAX_TTL_SECONDS,
+    Subcommands,
+    add_prompt_arguments,
+    listing_arguments,
+    shared_arguments,
+    tokens_of,
+)
 from cli.admin_client import AdminClient, print_answer
 from cli.admin_pool import list_command
 from cli.admin_tenant_tables import show_approved, show_pins
-from cli.client import MAX_INT64, whole
+from cli.client import MAX_INT64
 from cli.errors import EXIT_USAGE, CommandError
+from common.arguments import seconds, whole
+from common.words import count
 from tessera.admin.v1 import admin_pb2
 from tessera.common.v1 import common_pb2
 
@@ -20,7 +29,7 @@ MAX_UINT32 = 2**32 - 1
 
 def add_commands(commands: Subcommands) -> None:
     """Their parsers."""
-    shared, listing = shared_arguments(), listing_arguments()
+    shared, listing = shared_arguments(inner=True), listing_arguments()
 
     def add(name: str, summary: str, run: Callable[..., int], *parents: Any) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = commands.add_parser(
@@ -38,7 +47,12 @@ def add_commands(commands: Subcommands) -> None:
         "--group-tokens", type=whole(0, MAX_UINT32), default=0, metavar="N", help="how many do (default: all)"
     )
     pin = add("pin", "keep what is resident of a prefix from eviction", _pin)
-    pin.add_argument("--ttl", type=float, metavar="SECONDS", help="for so long (default: until it is ended)")
+    pin.add_argument(
+        "--ttl",
+        type=seconds(0, MAX_TTL_SECONDS),
+        metavar="SECONDS",
+        help="for so many seconds (default: until `unpin` ends it)",
+    )
     priority = add("priority", "change the eviction priority of what is resident of a prefix", _priority)
     priority.add_argument(
         "--set", type=whole(0, 100), required=True, metavar="P", dest="priority", help="0 (first to go) to 100"
@@ -48,7 +62,7 @@ def add_commands(commands: Subcommands) -> None:
         add_prompt_arguments(parser)
         parser.add_argument("--tenant", default="default", metavar="TENANT", help="its tenant (default: default)")
     unpin = add("unpin", "end a pin", _unpin)
-    unpin.add_argument("pin", type=whole(1, MAX_INT64), metavar="PIN")
+    unpin.add_argument("pin", type=whole(1, MAX_INT64), metavar="PIN", help="its number, as `pins` lists it")
     add(
         "pins", "list pins", list_command("ListPins", "pins", lambda o: admin_pb2.ListPinsRequest(), show_pins), listing
     )
@@ -56,7 +70,7 @@ def add_commands(commands: Subcommands) -> None:
     approve.add_argument("name", metavar="NAME", help="a name for operators")
     add_prompt_arguments(approve)
     withdraw = add("withdraw", "end an approval and drop what no other one covers", _withdraw)
-    withdraw.add_argument("name", metavar="NAME")
+    withdraw.add_argument("name", metavar="NAME", help="its name, as `approved` lists it")
     approved = list_command(
         "ListApprovedPrefixes", "prefixes", lambda o: admin_pb2.ListApprovedPrefixesRequest(), show_approved
     )
@@ -66,6 +80,8 @@ def add_commands(commands: Subcommands) -> None:
 def _check_explain(options: argparse.Namespace) -> None:
     if options.public is not None and options.group:
         raise CommandError("--public and --group exclude each other", EXIT_USAGE)
+    if options.group_tokens and not options.group:
+        raise CommandError("--group-tokens belongs to a group; name it: --group GROUP", EXIT_USAGE)
 
 
 def _explain(client: AdminClient, options: argparse.Namespace) -> int:
@@ -76,8 +92,7 @@ def _explain(client: AdminClient, options: argparse.Namespace) -> int:
     elif options.public is not None:
         request.prefix.scope, request.prefix.num_tokens = common_pb2.SCOPE_PUBLIC, options.public
     answer = client.call("ExplainPrefix", request)
-    count = len(request.token_ids)
-    lines = [f"{answer.resident_tokens} of {count} tokens are resident", answer.reason]
+    lines = [f"{answer.resident_tokens} of {count(len(request.token_ids), 'token')} are resident", answer.reason]
     if answer.scope_tokens:
         lines.insert(1, f"{answer.scope_tokens} of them in the wider scope")
     if answer.private_reason:
@@ -92,7 +107,7 @@ def _pin(client: AdminClient, options: argparse.Namespace) -> int:
     if options.ttl is not None:
         request.ttl_seconds = options.ttl
     answer = client.call("PinPrefix", request)
-    text = f"pin {answer.pin} keeps {answer.pinned_tokens} tokens in {answer.pinned_blocks} blocks"
+    text = f"pin {answer.pin} keeps {count(answer.pinned_tokens, 'token')} in {count(answer.pinned_blocks, 'block')}"
     return print_answer(options, answer, text)
 
 
@@ -106,18 +121,20 @@ def _priority(client: AdminClient, options: argparse.Namespace) -> int:
         tenant=options.tenant, token_ids=tokens_of(options), priority=options.priority
     )
     answer = client.call("SetPriority", request)
-    return print_answer(options, answer, f"{answer.changed_tokens} tokens have priority {options.priority}")
+    return print_answer(
+        options, answer, f"priority {options.priority} from now on for {count(answer.changed_tokens, 'token')}"
+    )
 
 
 def _approve(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call(
         "ApprovePrefix", admin_pb2.ApprovePrefixRequest(name=options.name, token_ids=tokens_of(options))
     )
-    text = f"every tenant may share the {answer.num_tokens} tokens of {options.name}"
+    text = f"every tenant may share {options.name}, {count(answer.num_tokens, 'token')}"
     return print_answer(options, answer, text)
 
 
 def _withdraw(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("WithdrawPrefix", admin_pb2.WithdrawPrefixRequest(name=options.name))
-    text = f"{options.name} is withdrawn; {answer.evicted_blocks} blocks were dropped"
+    text = f"{options.name} is withdrawn; {count(answer.evicted_blocks, 'block')} dropped"
     return print_answer(options, answer, text)

@@ -24,7 +24,7 @@ MIN_INTERVAL, MAX_INTERVAL = 0.2, 3600.0
 def add_commands(commands: Subcommands) -> None:
     """Its parser."""
     summary = "the node at a glance: pool, tenants, decoders, hit rate and how far it is from the best possible"
-    parser = commands.add_parser("top", help=summary, description=summary, parents=[shared_arguments()])
+    parser = commands.add_parser("top", help=summary, description=summary, parents=[shared_arguments(inner=True)])
     parser.add_argument("--once", action="store_true", help="print it one time (the default where this is no terminal)")
     parser.add_argument(
         "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between two looks (default 2)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from common.words import count
+
 
 def show_tree(prefixes: Sequence[Any]) -> str:
     """Nodes below their parents, under the tenant or scope that owns them; there too where no parent is listed."""
@@ -33,11 +35,11 @@ def show_tree(prefixes: Sequence[Any]) -> str:
 def _node(prefix: Any, tenant: str) -> str:
     """One node: its tokens, blocks, and what keeps or ends it."""
     end = prefix.start_token + prefix.num_tokens
-    parts = [f"tokens {prefix.start_token}..{end - 1}", f"{len(prefix.blocks)} blocks"]
+    parts = [f"tokens {prefix.start_token}..{end - 1}", count(len(prefix.blocks), "block")]
     if prefix.tenant != tenant:
         parts.append(f"of {prefix.tenant}")
     if prefix.references:
-        parts.append(f"{prefix.references} holders")
+        parts.append(count(prefix.references, "holder"))
     if prefix.pinned:
         parts.append("pinned")
     if prefix.priority:

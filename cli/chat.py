@@ -2,7 +2,7 @@
 
 All turns are here too, and are sent where the server does not keep them any more (`cli/conversation.py`). A turn that
 failed or was interrupted leaves the conversation as it was. Where nobody is there to read of it, because questions come
-from a file or a pipe, a failed turn makes the status 1.
+from a file or a pipe, a failed turn makes the status 1, and no question at all is wrong usage.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from cli.client import (
 from cli.conversation import Conversation
 from cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from cli.generation_options import add_generation_options, build_request
+from common.arguments import CommandParser
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="tessera chat", description=f"Talk to the model. {HELP}.")
+    parser = CommandParser(prog="tessera chat", description=f"Talk to the model. {HELP}.")
     add_generation_options(parser)
     add_connection_options(parser)
     options = parser.parse_args(arguments)
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.stdin.isatty():
         print(HELP)
         _load_line_editing()
-    all_answered = True
+    all_answered, num_questions = True, 0
     with Client.from_options(options) as client:
         conversation = Conversation(client, opening, keep=not options.no_cache)
         while (line := _read_line()) is not None:
@@ -48,9 +49,14 @@ def main(arguments: Sequence[str]) -> int:
             elif line.startswith("/"):
                 print(HELP)
             elif line:
+                num_questions += 1
                 all_answered = _take_turn(conversation, options, line) and all_answered
         conversation.forget_handle()
-    return 0 if all_answered or sys.stdin.isatty() else EXIT_FAILED
+    if sys.stdin.isatty():
+        return 0
+    if not num_questions:
+        raise CommandError("nothing was asked: standard input holds no question; write one a line", EXIT_USAGE)
+    return 0 if all_answered else EXIT_FAILED
 
 
 def _take_turn(conversation: Conversation, options: argparse.Namespace, line: str) -> bool:

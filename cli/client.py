@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,7 @@ FLAGS = {
     "sampling.top_p": "--top-p", "speculation.draft_tokens": "--draft-tokens", "speculation.mode": "--speculate",
     "stopping.max_tokens": "--max-tokens", "stopping.stop": "--stop",
 }  # fmt: skip
+NO_NODE = "Start the node with `tessera up`, name its folder where `up` was given one: --state-dir DIR, or the file:"
 ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:PORT"
 
 
@@ -98,21 +99,6 @@ def find_endpoint(paths: StatePaths, given: str | None) -> tuple[str, Path | Non
     return lines[0], Path(lines[1]) if len(lines) > 1 else None
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number in low..high; argparse puts the flag before what is wrong."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number in {low}..{high}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text[:40]} is outside {low}..{high}")
-        return value
-
-    return parse
-
-
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that calls the gateway."""
     group = parser.add_argument_group("connection")
@@ -158,7 +144,7 @@ class Client:
         paths = find_state(options.state_dir)
         named = None if options.key_file is None else "--key-file"
         phase = describe_phase(paths)
-        hint = "Start the node with `tessera up`, or name one: --key-file FILE"
+        hint = f"{NO_NODE} --key-file FILE"
         if phase is not None:
             hint = phase[0].upper() + phase[1:]
         elif paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
@@ -227,9 +213,11 @@ class Client:
             raise self._failure(error) from None
 
     def _failure(self, error: grpc.RpcError) -> CommandError:
-        absent = (None if self._own is None else describe_phase(self._own)) or ABSENT
-        message = explain_failure(error, self._endpoint, absent, secure=self._secure, flags=FLAGS)
+        phase = None if self._own is None else describe_phase(self._own)
+        message = explain_failure(error, self._endpoint, phase or ABSENT, secure=self._secure, flags=FLAGS)
         failure = error_from_rpc(error)
+        if phase is not None and phase not in message and failure.code is grpc.StatusCode.UNAVAILABLE:
+            message += f"; {phase}"  # its gateway answers already, and has no decoder yet
         if failure.metadata.get("field") == "chat":  # there is no template
             message += "; `tessera generate --raw` continues plain text"
         return CommandError(message, reason=failure.reason)

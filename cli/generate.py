@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cli.client import (
-    Client,
-    Numbers,
-    add_connection_options,
-    add_turns,
-    check_text,
-    whole,
-)
+from cli.client import Client, Numbers, add_connection_options, add_turns, check_text
 from cli.errors import EXIT_USAGE, CommandError
 from cli.generation_options import add_generation_options, build_request
 from cli.output_options import add_logprob_options, show_logprobs
+from common.arguments import CommandParser, number, whole
 
 MAX_SAMPLES = 16
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="tessera generate", description="Send one prompt and stream the answer.")
+    parser = CommandParser(prog="tessera generate", description="Send one prompt and stream the answer.")
     parser.add_argument("prompt", help="the prompt; - reads it from standard input")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text, without a chat template")
     parser.add_argument(
@@ -37,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         help="beam search over N hypotheses; --n are printed",
     )
     parser.add_argument(
-        "--length-penalty", type=float, metavar="X", help="exponent of the length in a beam's score (default 0)"
+        "--length-penalty", type=number, metavar="X", help="exponent of the length in a beam's score (default 0)"
     )
     parser.add_argument("--quiet", action="store_true", help="print the text alone")
     add_generation_options(parser)
@@ -49,6 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.length_penalty is not None and options.beams is None:
         parser.error("--length-penalty belongs to a beam search; name --beams too")
     prompt = check_text("the prompt", _read_standard_input() if options.prompt == "-" else options.prompt)
+    if not (prompt if options.raw else prompt.strip()):
+        where = "standard input is" if options.prompt == "-" else "the prompt is"
+        raise CommandError(f"nothing was asked: {where} empty", EXIT_USAGE)
     request = build_request(options, options.n)
     if options.beams is not None:
         request.beam.width = options.beams

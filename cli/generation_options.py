@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from cli.client import MAX_INT64, MAX_UINT64, check_text, whole
+from cli.client import MAX_INT64, MAX_UINT64, check_text
 from cli.errors import EXIT_USAGE, CommandError
 from cli.output_options import add_constraint_options, fill_output
+from common.arguments import number, whole
 from tessera.inference.v1 import inference_pb2
 
 MAX_DRAFT_TOKENS = 16
@@ -28,10 +29,10 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-tokens", type=whole(1, MAX_INT64), default=256, metavar="N", help="bound of the answer (default 256)"
     )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this probability")
+    group.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 is greedy (default)")
+    group.add_argument("--top-p", type=number, metavar="P", help="keep the likeliest tokens up to this probability")
     group.add_argument("--top-k", type=whole(0, MAX_INT64), metavar="K", help="keep the K likeliest tokens")
-    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest")
+    group.add_argument("--min-p", type=number, metavar="P", help="drop tokens less likely than P times the likeliest")
     group.add_argument("--seed", type=whole(0, MAX_UINT64), metavar="N", help="make sampling repeatable")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--speculate", choices=SPECULATION_MODES, help="guess tokens ahead; the answer stays the same")

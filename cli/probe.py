@@ -6,7 +6,6 @@ Exit status: 0 serving, 1 anything else, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.files import read_authority
+from common.arguments import CommandParser, seconds
 from common.rpc import open_sync_channel
 
 
@@ -33,14 +33,14 @@ def check_health(target: str, timeout_seconds: float, service: str = "", tls_ca:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0 if the target is serving."""
-    parser = argparse.ArgumentParser(prog="tessera probe", description="Ask one process for its health.")
+    parser = CommandParser(prog="tessera probe", description="Ask one process for its health.")
     parser.add_argument("--target", required=True, metavar="TARGET", help="unix:/path/to.sock or host:port")
     parser.add_argument("--service", default="", metavar="NAME", help="full name of one service (default: the process)")
-    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait (default 2)")
+    parser.add_argument(
+        "--timeout", type=seconds(0, 600), default=2.0, metavar="SECONDS", help="how long to wait (default 2)"
+    )
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM certificates to trust, for a gateway with TLS")
     options = parser.parse_args(arguments)
-    if not 0 < options.timeout <= 600:
-        parser.error(f"--timeout is {options.timeout}; allowed are more than 0 and at most 600 seconds")
     state = check_health(options.target, options.timeout, options.service, read_authority(options.tls_ca))
     print(state, file=sys.stdout if state == "SERVING" else sys.stderr)
     return 0 if state == "SERVING" else 1

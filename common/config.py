@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.addresses import check_host_port, check_listen
+from common.arguments import CommandParser
 from common.devices import CPU, parse_device
 from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
@@ -31,6 +32,7 @@ DEFAULT_GRACE_SECONDS = 5.0
 DEFAULT_MAX_KEPT = 256
 MIN_LEASE_SECONDS = 0.5
 MIN_POOL_BLOCKS = 2
+MAX_SIZE_BYTES = 1024 * 1024**4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no whole number") from None
+            raise ValueError(f"{text[:40]!r} is no whole number in {low}..{high}") from None
         if not low <= value <= high:
             raise ValueError(f"{value} is outside {low}..{high}")
         return value
@@ -118,7 +120,7 @@ def _seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no number of seconds") from None
+        raise ValueError(f"{text[:40]!r} is no number of seconds in 0..86400") from None
     if not 0 <= value <= 86_400:
         raise ValueError(f"{text} is outside 0..86400 seconds")
     return value
@@ -127,7 +129,7 @@ def _seconds(text: str) -> float:
 def _lease(text: str) -> float:
     value = _seconds(text)
     if value < MIN_LEASE_SECONDS:
-        raise ValueError(f"{text} is below {MIN_LEASE_SECONDS} seconds")
+        raise ValueError(f"{text} is outside {MIN_LEASE_SECONDS}..86400 seconds")
     return value
 
 
@@ -143,21 +145,23 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 def _power_of_two(text: str) -> int:
     value = _whole(1, MAX_BLOCK_TOKENS)(text)
     if value & (value - 1):
-        raise ValueError(f"{value} is no power of two")
+        raise ValueError(f"{value} is no power of two; allowed are 1, 2, 4 and so on up to {MAX_BLOCK_TOKENS}")
     return value
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `512M`, `2G` or a plain number. Raises ValueError saying what is allowed."""
+    """Bytes of `512M`, `2G` or a plain number, up to `1024T`. Raises ValueError saying what is allowed."""
     units = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
     body = text.strip().lower().removesuffix("ib").removesuffix("b")
     scale = units.get(body[-1:], 1)
     try:
         value = int(float(body[:-1] if scale > 1 else body) * scale)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size; write bytes, or 512M, 2G") from None
+        raise ValueError(f"{text[:40]!r} is no size; write bytes, or 512M, 2G") from None
     if value < 1:
-        raise ValueError(f"{text!r} is no positive size")
+        raise ValueError(f"{text[:40]!r} is no positive size")
+    if value > MAX_SIZE_BYTES:
+        raise ValueError(f"{text[:40]!r} is too large; allowed are sizes up to {MAX_SIZE_BYTES >> 40}T")
     return value
 
 
@@ -231,7 +235,7 @@ def build_parser(process: str) -> argparse.ArgumentParser:
     """The parser of one process (`up`, `cachemgr`, `decoder` or `gateway`); all take the same options."""
     if process not in PROCESSES:
         raise ValueError(f"process is {process!r}; allowed are {', '.join(PROCESSES)}")
-    parser = argparse.ArgumentParser(prog=f"tessera {process}", allow_abbrev=False)
+    parser = CommandParser(prog=f"tessera {process}", allow_abbrev=False)
     add_options(parser)
     return parser
 

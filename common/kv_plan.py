@@ -60,8 +60,16 @@ def grouped_bytes(layout: KvLayout, context: int, windows: Sequence[int | None])
 
 def sequences_that_fit(layout: KvLayout, context: int, pool_bytes: int) -> int:
     """Sequences of `context` tokens, none sharing a block, that `pool_bytes` hold beside the null block."""
-    usable = max(0, pool_bytes // layout.block_bytes - 1)
-    return usable // layout.blocks_for(context)
+    return _usable_blocks(layout, pool_bytes) // layout.blocks_for(context)
+
+
+def tokens_that_fit(layout: KvLayout, pool_bytes: int) -> int:
+    """Tokens of the longest sequence that `pool_bytes` hold beside the null block."""
+    return _usable_blocks(layout, pool_bytes) * layout.block_tokens
+
+
+def _usable_blocks(layout: KvLayout, pool_bytes: int) -> int:
+    return max(0, pool_bytes // layout.block_bytes - 1)
 
 
 def with_kv_heads(layout: KvLayout, num_kv_heads: int) -> KvLayout:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.arguments import CommandParser, whole
 from common.config import parse_size
-from common.errors import TesseraError
+from common.errors import InvalidArgument, TesseraError
 from common.kv_plan import (
     blocks_in_window,
     grouped_bytes,
@@ -24,13 +25,16 @@ from common.kv_plan import (
     sequences_that_fit,
     textbook_bytes,
     textbook_bytes_of_width,
+    tokens_that_fit,
     with_kv_heads,
 )
-from common.layout import KV_DTYPES, KvLayout, default_kv_dtype
+from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS, KvLayout, default_kv_dtype
 from decoder.plan_text import Table, show
 from decoder.weights.source import open_source
 
 _ASSUMED_CONTEXT = 8192
+_MAX_SIZE = 1024  # of what `KvLayout` takes
+_MAX_CONTEXT, _MAX_BATCH = 10_000_000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,6 @@ class Shape:
         return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return value
-
-
 def _bytes(text: str) -> int:
     try:
         return parse_size(text)
@@ -76,7 +70,7 @@ def _bytes(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tessera plan",
         description="What keys and values take, as the arena lays them out, and how many sequences fit.",
     )
@@ -84,16 +78,26 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("layers", "layers"), ("heads", "query heads"), ("kv-heads", "key and value heads"), ("head-dim", "head size"),
     ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=_positive, metavar="N", help=f"{text}, where no --model is given")
+        help_text = f"{text}, where no --model is given"
+        parser.add_argument(f"--{name}", type=whole(1, _MAX_SIZE), metavar="N", help=help_text)
     parser.add_argument("--memory", type=_bytes, metavar="SIZE", help="memory for weights and cache, for example 80G")
     parser.add_argument(
-        "--context", type=_positive, metavar="N", help="tokens of a sequence (default: the model's, else 8192)"
+        "--context",
+        type=whole(1, _MAX_CONTEXT),
+        metavar="N",
+        help="tokens of a sequence (default: the model's, else 8192)",
     )
-    parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="sequences at once (default 8)")
+    parser.add_argument(
+        "--batch", type=whole(1, _MAX_BATCH), default=8, metavar="N", help="sequences at once (default 8)"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type of the weights")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (default: as tessera up)")
     parser.add_argument(
-        "--block-tokens", type=_positive, default=16, metavar="N", help="tokens in a block (default 16)"
+        "--block-tokens",
+        type=whole(1, MAX_BLOCK_TOKENS),
+        default=16,
+        metavar="N",
+        help="tokens in a block (default 16)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser
@@ -102,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
 def shape_of(options: argparse.Namespace) -> Shape:
     """The shape that the options name. Raises ValueError on a combination that says too little or too much, and
     InvalidArgument on a model that cannot be read or is not served."""
+    if options.block_tokens & (options.block_tokens - 1):
+        raise ValueError(f"--block-tokens {options.block_tokens} is no power of two")
     named = {name: getattr(options, name) for name in ("layers", "heads", "kv_heads", "head_dim")}
     if options.model is not None:
         if any(value is not None for value in named.values()):
@@ -116,7 +122,8 @@ def shape_of(options: argparse.Namespace) -> Shape:
         )  # fmt: skip
     missing = [f"--{name.replace('_', '-')}" for name, value in named.items() if value is None and name != "kv_heads"]
     if missing:
-        raise ValueError(f"give --model, or {', '.join(missing)} too")
+        given = len(missing) < len(named) - 1
+        raise ValueError(f"give --model PATH, or {', '.join(missing)}{' too' if given else ''}")
     kv_heads = options.kv_heads or options.heads
     if options.heads % kv_heads:
         raise ValueError(f"--heads {options.heads} is no multiple of --kv-heads {kv_heads}")
@@ -162,6 +169,8 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "pool_bytes": pool,
         "null_block_bytes": layout.block_bytes,
         "sequences_that_fit": None if pool is None else sequences_that_fit(layout, shape.context, pool),
+        "longest_context_that_fits": None if pool is None else tokens_that_fit(layout, pool),
+        "memory_bytes_for_one_sequence": weights + layout.block_bytes + cost.sequence_bytes,
         "windows": _windows(layout, shape),
         "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, shape.windows),
         "layer_groups_built": False,
@@ -216,7 +225,8 @@ def main(arguments: Sequence[str], table: Table) -> int:
     try:
         plan = compute(shape_of(options), options)
     except (ValueError, TesseraError) as error:
-        sys.stderr.write(f"tessera plan: {error}\n")
+        is_model = isinstance(error, InvalidArgument) and error.field == "model"
+        sys.stderr.write(f"tessera plan: {'--' if is_model else ''}{error} (see `tessera plan --help`)\n")
         return 2
     sys.stdout.write(f"{json.dumps(plan) if options.json else show(plan, table)}\n")
     return 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from common.words import count
+
 Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
-_GIB: Final = 1024**3
 _WINDOW_COLUMNS: Final = ("a query sees", "layers", "their part of a sequence", "with layer groups (not built)")
 _CONTEXT_FROM: Final = {
     "model": "that is the longest context of the model; --context N plans for another",
@@ -21,10 +22,10 @@ def show(plan: dict[str, Any], table: Table) -> str:
     """The plan as text; `table(header, rows)` lays a table out."""
     exact = [
         ("one token", plan["token_bytes"], _readable(plan["token_bytes"])),
-        (f"one block of {plan['block_tokens']} tokens", plan["block_bytes"], _readable(plan["block_bytes"])),
-        (f"one sequence of {plan['context']} tokens, {plan['sequence_blocks']} blocks", plan["sequence_bytes"],
-         _readable(plan["sequence_bytes"])),
-        (f"{plan['batch']} sequences", plan["batch_bytes"], _readable(plan["batch_bytes"])),
+        (f"one block of {count(plan['block_tokens'], 'token')}", plan["block_bytes"], _readable(plan["block_bytes"])),
+        (f"one sequence of {count(plan['context'], 'token')}, {count(plan['sequence_blocks'], 'block')}",
+         plan["sequence_bytes"], _readable(plan["sequence_bytes"])),
+        (count(plan["batch"], "sequence"), plan["batch_bytes"], _readable(plan["batch_bytes"])),
         ("textbook: 2 x batch x layers x positions x kv heads x head size x bytes", plan["textbook_bytes"],
          _readable(plan["textbook_bytes"])),
         ("textbook: 2 x batch x layers x positions x width x bytes", plan["textbook_bytes_of_width"],
@@ -32,14 +33,14 @@ def show(plan: dict[str, Any], table: Table) -> str:
     ]  # fmt: skip
     lines = [table(("keys and values", "bytes", "is"), [(name, int(size), text) for name, size, text in exact])]
     if plan["context_from"] in _CONTEXT_FROM:
-        lines.append(f"A sequence has {plan['context']} tokens: {_CONTEXT_FROM[plan['context_from']]}.")
+        lines.append(f"A sequence has {count(plan['context'], 'token')}: {_CONTEXT_FROM[plan['context_from']]}.")
     if any(row["window"] is not None for row in plan["windows"]):
         lines += _show_windows(plan, table)
     fits = "sequences that fit" if plan["pool_bytes"] is not None else "sequences (give --memory)"
     for key, title in (("kinds", "attention"), ("dtypes", "type")):
         rows = [
             (
-                f"{row['kind']}, {row['kv_heads']} heads" if key == "kinds" else row["kv_dtype"],
+                f"{row['kind']}, {count(row['kv_heads'], 'head')}" if key == "kinds" else row["kv_dtype"],
                 _readable(row["token_bytes"]),
                 _readable(row["sequence_bytes"]),
                 row["sequences_that_fit"] if row["sequences_that_fit"] is not None else "-",
@@ -48,22 +49,43 @@ def show(plan: dict[str, Any], table: Table) -> str:
         ]
         lines.append(table((title, "a token", "a sequence", fits), rows))
     if plan["pool_bytes"] is not None:
-        lines.append(
-            f"{_readable(plan['memory_bytes'])} of memory, less {_readable(plan['weight_bytes'])} of weights, leave a "
-            f"pool of {_readable(plan['pool_bytes'])}: {plan['sequences_that_fit']} sequences of {plan['context']} "
-            f"tokens (more where prefixes are shared). One block of the pool, {_readable(plan['null_block_bytes'])}, "
-            f"is the null block: unused places of block tables point at it, and no sequence holds it."
-        )
+        lines.append(_say_what_fits(plan))
     return "\n\n".join(lines)
+
+
+def _say_what_fits(plan: dict[str, Any]) -> str:
+    """What the memory holds; where that is no sequence at all, what would help."""
+    memory, weights, pool = (_readable(plan[f"{name}_bytes"]) for name in ("memory", "weight", "pool"))
+    tokens = count(plan["context"], "token")
+    null_block = (
+        f"One block of the pool, {_readable(plan['null_block_bytes'])}, is the null block: unused places of block "
+        f"tables point at it, and no sequence holds it."
+    )
+    if plan["sequences_that_fit"]:
+        return (
+            f"{memory} of memory, less {weights} of weights, leave a pool of {pool}: "
+            f"{count(plan['sequences_that_fit'], 'sequence')} of {tokens} (more where prefixes are shared). "
+            f"{null_block}"
+        )
+    enough = f"One sequence of {tokens} needs --memory {_size_option(plan['memory_bytes_for_one_sequence'])}"
+    if plan["memory_bytes"] <= plan["weight_bytes"]:
+        return f"It does not fit: the weights take {weights}, and there are {memory} of memory. {enough}."
+    shorter = plan["longest_context_that_fits"]
+    if shorter:
+        enough += f"; the longest one that fits has {count(shorter, 'token')} (--context {shorter})"
+    return (
+        f"It does not fit: {memory} of memory, less {weights} of weights, leave a pool of {pool}, and one sequence of "
+        f"{tokens} takes {_readable(plan['sequence_bytes'])}. {enough}. {null_block}"
+    )
 
 
 def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
     rows = [
         (
-            "all keys" if row["window"] is None else f"the last {row['window']} keys",
+            "all keys" if row["window"] is None else f"the last {count(row['window'], 'key')}",
             f"{len(row['layers'])} ({_ranges(row['layers'])})",
-            f"{_readable(row['sequence_bytes'])}, {row['blocks']} blocks",
-            f"{_readable(row['sequence_bytes_with_layer_groups'])}, {row['blocks_with_layer_groups']} blocks",
+            f"{_readable(row['sequence_bytes'])}, {count(row['blocks'], 'block')}",
+            f"{_readable(row['sequence_bytes_with_layer_groups'])}, {count(row['blocks_with_layer_groups'], 'block')}",
         )
         for row in plan["windows"]
     ]
@@ -71,7 +93,7 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
         least = plan["window_blocks"]
         text = (
             f"Every layer has a window. A sequence keeps all of its blocks, for prompts to come, as long as there is "
-            f"room; where blocks lack, a running one comes down to those of the widest window: {least} blocks, "
+            f"room; where blocks lack, a running one comes down to those of the widest window: {count(least, 'block')}, "
             f"{_readable(least * plan['block_bytes'])}."
         )
         return [table(_WINDOW_COLUMNS, rows), text]
@@ -95,7 +117,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _readable(size: float) -> str:
-    for unit, scale in (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024)):
+    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size >= scale:
             return f"{size / scale:.4g} {unit}"
     return f"{size:.4g} B"
+
+
+def _size_option(size: int) -> str:
+    """A size as options take it, in whole units, not below `size`."""
+    unit, scale = next(((u, s) for u, s in (("G", 1024**3), ("M", 1024**2), ("K", 1024)) if size >= 16 * s), ("", 1))
+    return f"{-(-size // scale)}{unit}"

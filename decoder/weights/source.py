@@ -99,11 +99,11 @@ class GgufSource:
         try:
             self._reader = _Reader(path)
         except (ValueError, IndexError, OSError, KeyError, struct.error) as error:
-            raise InvalidArgument("model", f"{path.name} is not a readable GGUF file: {error}") from error
+            raise InvalidArgument("model", f"{path} is not a readable GGUF file: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
-            raise InvalidArgument("model", f"{path.name} holds no token embedding")
+            raise InvalidArgument("model", f"{path} holds no token embedding")
         divisors = {
             name: self._divisors(f"{name}.weight") for name in _GGUF_DIVISORS if f"{name}.weight" in self._tensors
         }
@@ -162,7 +162,7 @@ class HuggingFaceSource:
             try:
                 shard: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise InvalidArgument("model", f"{path.name} is not a readable safetensors file: {error}") from error
+                raise InvalidArgument("model", f"{path} is not a readable safetensors file: {error}") from error
             for name in list(shard.keys()):
                 self._owner[name] = shard
                 stored[hugging_face_name(name)] = (name, tuple(shard.get_slice(name).get_shape()))
@@ -173,14 +173,14 @@ class HuggingFaceSource:
         if not index.is_file():
             single = self._directory / "model.safetensors"
             if not single.is_file():
-                raise InvalidArgument("model", "the directory holds neither model.safetensors nor its index")
+                raise InvalidArgument("model", f"{self._directory} holds neither model.safetensors nor its index")
             return [single]
         names = sorted(set(_read_json(index).get("weight_map", {}).values()))
         for name in names:
             if Path(name).name != name or not (self._directory / name).is_file():
-                raise InvalidArgument("model", f"the index names {name!r}, which is not a file of the directory")
+                raise InvalidArgument("model", f"{index} names {name!r}, which is no file of its folder")
         if not names:
-            raise InvalidArgument("model", "the index lists no file")
+            raise InvalidArgument("model", f"{index} lists no file")
         return [self._directory / name for name in names]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -204,7 +204,9 @@ def open_source(path: Path) -> TensorSource:
         return HuggingFaceSource(path)
     if path.is_file() and path.suffix == ".gguf":
         return GgufSource(path)
-    raise InvalidArgument("model", f"{path.name!r} is neither a .gguf file nor a directory with config.json")
+    if not path.exists():
+        raise InvalidArgument("model", f"there is no {path}; give a .gguf file or a directory with config.json")
+    raise InvalidArgument("model", f"{path} is neither a .gguf file nor a directory with config.json")
 
 
 def _dequantize(data: NDArray[Any], kind: Any) -> NDArray[Any]:
@@ -253,7 +255,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidArgument("model", f"{path.name} is missing or not JSON") from error
+        raise InvalidArgument("model", f"{path} is missing or not JSON") from error
     if not isinstance(values, dict):
-        raise InvalidArgument("model", f"{path.name} is not a JSON object")
+        raise InvalidArgument("model", f"{path} is not a JSON object")
     return values

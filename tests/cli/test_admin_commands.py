@@ -11,8 +11,11 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
+from grpc_status import rpc_status
 
 from cli.__main__ import main
+from common.errors import TesseraError
+from common.interceptors import error_status
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 from tessera.common.v1 import common_pb2
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -73,6 +76,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc,unuse
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.refusal: TesseraError | None = None
         self.events = [
             admin_pb2.WatchEventsResponse(sequence=8, kind="tenant_created", tenant="acme", unix_seconds=1e9),
             admin_pb2.WatchEventsResponse(
@@ -88,8 +92,10 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc,unuse
 
 
 def _method(name: str) -> Any:
-    def answer(self: FakeAdmin, request: Any, _context: Any) -> Any:
+    def answer(self: FakeAdmin, request: Any, context: Any) -> Any:
         self.asked.append((name, request))
+        if self.refusal is not None:
+            context.abort_with_status(rpc_status.to_status(error_status(self.refusal)))
         return ANSWERS.get(name, getattr(admin_pb2, f"{name}Response")())
 
     return answer
@@ -157,14 +163,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
             ["is changed"],
         ),
         (["tenants", "delete", "acme"], ("DeleteTenant", {"tenant": "acme"}), ["acme is gone, and 7 blocks"]),
-        (["tenants", "rotate", "acme"], ("RotateTenantSecret", {"tenant": "acme"}), ["5 blocks were dropped"]),
+        (["tenants", "rotate", "acme"], ("RotateTenantSecret", {"tenant": "acme"}), ["5 blocks dropped"]),
         (["keys"], ("ListTenants", {"page_size": 1000}), ["k1", "laptop", "valid"]),
         (
             ["keys", "create", "acme", "--name", "ci", "--ttl", "60"],
             ("CreateKey", {"tenant": "acme", "name": "ci", "ttl_seconds": 60.0}),
             ["tsr_new"],
         ),
-        (["keys", "revoke", "k1"], ("RevokeKey", {"key_id": "k1"}), ["key k1 is over"]),
+        (["keys", "revoke", "k1"], ("RevokeKey", {"key_id": "k1"}), ["key k1 is revoked"]),
         (["groups"], ("ListGroups", {"page_size": 1000}), ["team", "acme blue"]),
         (
             ["groups", "create", "team", "acme", "blue"],
@@ -177,7 +183,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
             ["team are changed"],
         ),
         (["groups", "delete", "team"], ("DeleteGroup", {"group": "team"}), ["3 blocks"]),
-        (["withdraw", "system"], ("WithdrawPrefix", {"name": "system"}), ["2 blocks were dropped"]),
+        (["withdraw", "system"], ("WithdrawPrefix", {"name": "system"}), ["2 blocks dropped"]),
         (["approved"], ("ListApprovedPrefixes", {"page_size": 1000}), ["system", "2048"]),
         (["pins"], ("ListPins", {"page_size": 1000}), ["acme", "160", "12.5"]),
         (["unpin", "4"], ("UnpinPrefix", {"pin": "4"}), ["pin 4 is over"]),
@@ -193,17 +199,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
         (
             ["pin", "--tokens", "1,2 3", "--tenant", "acme", "--ttl", "9"],
             ("PinPrefix", {"tenant": "acme", "token_ids": ["1", "2", "3"], "ttl_seconds": 9.0}),
-            ["pin 4 keeps 16 tokens in 1 blocks"],
+            ["pin 4 keeps 16 tokens in 1 block\n"],
         ),
         (
             ["priority", "--tokens", "7", "--set", "0"],
             ("SetPriority", {"tenant": "default", "token_ids": ["7"]}),
-            ["32 tokens have priority 0"],
+            ["priority 0 from now on for 32 tokens"],
         ),
         (
             ["approve", "system", "--tokens", "1 2 3"],
             ("ApprovePrefix", {"name": "system", "token_ids": ["1", "2", "3"]}),
-            ["the 3 tokens of system"],
+            ["may share system, 3 tokens"],
         ),
         (
             ["explain", "--tokens", "1,2,3"],
@@ -319,7 +325,7 @@ def test_drain_that_is_not_done_says_so(
     """Exit status 1 and how many leases are held."""
     monkeypatch.setitem(ANSWERS, "DrainPool", admin_pb2.DrainPoolResponse(drained=False, leases=3))
     assert main(["admin", "drain", *node.flags]) == 1
-    assert "3 leases are still held" in capsys.readouterr().out
+    assert "3 leases still held" in capsys.readouterr().out
 
 
 def test_top_once_prints_one_screen(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

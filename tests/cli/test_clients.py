@@ -329,9 +329,9 @@ def test_a_number_out_of_range_names_its_flag_and_the_range(
     with pytest.raises(SystemExit) as end:
         main(["generate", "x", flag, value, *inference[1]])
     assert end.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {flag}: " in last
-    assert last.endswith(allowed)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"tessera generate: {flag}: ")
+    assert said.endswith(f"{allowed} (see `tessera generate --help`)")
     assert not inference[0].requests
     assert main(["generate", "x", flag, allowed.partition("..")[2], *inference[1]]) == 0
     assert len(inference[0].requests) == 1
@@ -389,6 +389,32 @@ def test_chat_keeps_the_conversation_and_forgets_it_on_reset(
     assert {request.session.keep_seconds for request in inference[0].requests} == {600.0}
     assert inference[0].kept == set()
     assert capsys.readouterr().out.count("12 of them cached") == 3
+
+
+@pytest.mark.parametrize("typed", ["", "\n \n", "/reset\n/help\n", "/exit\nnever\n"])
+def test_a_chat_without_a_question_says_so(
+    typed: str, inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a file or a pipe that holds no question nothing is asked, and that is said, with status 2."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["chat", *inference[1]]) == 2
+    assert capsys.readouterr().err.startswith("tessera chat: nothing was asked: standard input holds no question")
+    assert not inference[0].requests
+
+
+@pytest.mark.parametrize("flags", [[], ["--raw"]])
+def test_an_empty_prompt_is_not_sent(
+    flags: list[str], inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it came from is told. Blanks are no question, but a text that can be continued."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["generate", "-", *flags, *inference[1]]) == 2
+    assert main(["generate", "", *flags, *inference[1]]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition("asked: ")[2] for line in told] == ["standard input is empty", "the prompt is empty"]
+    assert not inference[0].requests
+    assert main(["generate", " ", *flags, *inference[1]]) == (0 if flags else 2)
+    assert [request.text for request in inference[0].requests] == ([" "] if flags else [])
 
 
 def asked(fake: FakeInference) -> list[tuple[str, list[str]]]:
@@ -483,7 +509,7 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(
         (["abort", "r1"], ["has been ended"]),
         (["create-tenant", "acme"], ["tessera admin create-key acme"]),
         (["create-key", "acme", "--name", "n", "--ttl", "60"], ["k2", "tsk_new", "shown this once"]),
-        (["revoke-key", "k2"], ["k2 is over"]),
+        (["revoke-key", "k2"], ["k2 is revoked"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -20,10 +20,18 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in shown for name in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"]])
-def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """No command, or one that is not there, is refused with the list of commands on stderr."""
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["nonsense"], "there are demo, up, "), (["--nonsense"], "there are demo, up, "), (["upp"], "did you mean up?")],
+)
+def test_a_command_that_is_not_there_is_refused_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line says which commands there are, or the one that was meant; without any the whole list is shown."""
     assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert arguments[0] in line and said in line and "tessera --help" in line
+    assert main([]) == 2
     assert "usage: tessera COMMAND" in capsys.readouterr().err
 
 
@@ -46,11 +54,22 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         ["demo", "--block-tokens", "17"],
         ["generate"],
         ["generate", "x", "--max-tokens", "1.5"],
+        ["generate", "x", "--temperature", "hot"],
+        ["generate", "x", "--top-p", "nan"],
+        ["chat", "--no-such-option"],
+        ["plan", "--layers", "2000"],
+        ["plan", "--memory", "2000T"],
+        ["adapter"],
         ["generate", "x", "--raw", "--system", "y"],
         ["admin"],
         ["admin", "evict"],
         ["admin", "blocks", "--state", "melted"],
         ["admin", "blocks", "--limit", "0"],
+        ["admin", "blocks", "--no-such-option"],
+        ["admin", "keys", "melt"],
+        ["admin", "keys", "create"],
+        ["admin", "create-key", "acme", "--ttl", "1d"],
+        ["admin", "drain", "--timeout", "-1"],
         ["model", "fetch", "no-slash"],
         ["model", "fetch", "a/b", "--wheel", "c.whl"],
         ["probe"],
@@ -72,7 +91,8 @@ def test_bad_input_ends_with_status_2_and_a_message(
     except SystemExit as end:
         status = int(end.code or 0)
     assert status == 2
-    assert capsys.readouterr().err.strip()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tessera {arguments[0]}")
 
 
 def test_up_without_a_model_says_how_to_get_one(
@@ -137,7 +157,10 @@ def test_a_service_takes_its_own_options(name: str) -> None:
     assert shown[0] == shown[1]
     assert f"usage: tessera {name}" in shown[0]
     wrong = [sys.executable, "-m", "cli", name, "--no-such-option"]
-    assert subprocess.run(wrong, capture_output=True, check=False).returncode == 2
+    refused = subprocess.run(wrong, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line == f"tessera {name}: there is no option '--no-such-option' (see `tessera {name} --help`)"
 
 
 def test_importing_a_command_leaves_ctrl_c_as_it_was() -> None:

@@ -37,10 +37,12 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--block-tokens", "12"], "--block-tokens: 12 is no power of two"),
+        (["--block-tokens", "12"], "--block-tokens: 12 is no power of two; allowed are 1, 2, 4 and so on up to 256"),
         (["--max-batch", "0"], "--max-batch: 0 is outside 1..1024"),
-        (["--max-batch", "many"], "no whole number"),
+        (["--max-batch", "many"], "--max-batch: 'many' is no whole number in 1..1024"),
         (["--pool-bytes", "lots"], "no size"),
+        (["--pool-bytes", "1025T"], "--pool-bytes: '1025T' is too large; allowed are sizes up to 1024T"),
+        (["--pool-bytes", "1e20T"], "too large"),
         (["--dtype", "int3"], "float32, bfloat16"),
         (["--pool-blocks", "8", "--pool-bytes", "1G"], "exclude"),
         (["--mixed-chunk-tokens", "513"], "--mixed-chunk-tokens 513 is above --chunk-tokens 512"),
@@ -64,6 +66,7 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--config", "/nowhere/node.toml"], "--config: /nowhere/node.toml cannot be read: No such file or directory"),
         (["--config", ""], "--config: "),
         (["--drain-seconds", "nan"], "outside"),
+        (["--drain-seconds", "1m"], "--drain-seconds: '1m' is no number of seconds in 0..86400"),
     ],
 )
 def test_bad_values_are_refused_by_name(flags: list[str], said: str) -> None:
@@ -110,7 +113,8 @@ def test_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("512M", 512 * 1024**2), ("2GiB", 2 * 1024**3), ("4096", 4096), ("1.5k", 1536)]
+    ("text", "size"),
+    [("512M", 512 * 1024**2), ("2GiB", 2 * 1024**3), ("4096", 4096), ("1.5k", 1536), ("1024T", 1024**5)],
 )
 def test_sizes(text: str, size: int) -> None:
     """Sizes are bytes, or numbers with a binary unit."""

@@ -154,11 +154,13 @@ def test_a_context_that_nobody_named_is_said(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((), "--layers"),
-        (("--layers", "2", "--heads", "4"), "--head-dim"),
+        ((), "give --model PATH, or --layers, --heads, --head-dim (see"),
+        (("--layers", "2", "--heads", "4"), "give --model PATH, or --head-dim too (see"),
         (("--layers", "2", "--heads", "4", "--kv-heads", "3", "--head-dim", "64"), "--kv-heads 3"),
         ((*EIGHT_BILLION, "--block-tokens", "24"), "power of two"),
-        (("--model", "nothing-here.gguf"), "nothing-here.gguf"),
+        (("--model", "nothing-here.gguf"), "--model: there is no nothing-here.gguf"),
+        (("--model", "/no/such/nope"), "--model: there is no /no/such/nope"),
+        (("--model", "/dev/null"), "--model: /dev/null is neither"),
         ((*EIGHT_BILLION, "--model", "x"), "leave out"),
     ],
 )
@@ -169,10 +171,63 @@ def test_wrong_options_are_named(arguments: tuple[str, ...], named: str, capsys:
     assert named in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "many"])
-def test_wrong_numbers_are_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse says which option and what is allowed."""
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--context", "0", "0 is outside 1..10000000"),
+        ("--context", "-1", "-1 is outside 1..10000000"),
+        ("--context", "many", "'many' is no whole number in 1..10000000"),
+        ("--context", "10000001", "10000001 is outside 1..10000000"),
+        ("--layers", "1025", "1025 is outside 1..1024"),
+        ("--heads", "1025", "1025 is outside 1..1024"),
+        ("--kv-heads", "1025", "1025 is outside 1..1024"),
+        ("--head-dim", "1025", "1025 is outside 1..1024"),
+        ("--batch", "1000001", "1000001 is outside 1..1000000"),
+        ("--block-tokens", "512", "512 is outside 1..256"),
+        ("--memory", "1025T", "'1025T' is too large; allowed are sizes up to 1024T"),
+    ],
+)
+def test_wrong_numbers_are_named(option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says which option and what is allowed; no number is so absurd that it is planned for."""
     with pytest.raises(SystemExit) as ended:
-        main([*EIGHT_BILLION, "--context", value])
+        main([*EIGHT_BILLION, option, value])
     assert ended.value.code == 2
-    assert "1 or more" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"tessera plan: {option}: {said} (see `tessera plan --help`)\n"
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No sequence fits: the text says so, what is needed, and how long the longest one may be; with exactly what is
+    needed one fits. Where the weights alone do not fit it says that."""
+    sizes = ("--layers", "1", "--heads", "1", "--head-dim", "8", "--context", "8192")
+    assert main([*sizes, "--memory", "1k"]) == 0
+    said = capsys.readouterr().out
+    assert "It does not fit: 1 KiB of memory" in said and "takes 256 KiB" in said
+    assert "needs --memory 257K; the longest one that fits has 16 tokens (--context 16)" in said
+    answer = plan(capsys, *sizes, "--memory", "257K")
+    assert answer["sequences_that_fit"] == 1 and 256 * 1024 < answer["memory_bytes_for_one_sequence"] <= 257 * 1024
+    assert plan(capsys, *sizes, "--memory", str(answer["memory_bytes_for_one_sequence"] - 1))["sequences_that_fit"] == 0
+    assert plan(capsys, *sizes[:-1], "16", "--memory", "1k")["sequences_that_fit"] == 1
+    assert plan(capsys, *sizes[:-1], "17", "--memory", "1k")["sequences_that_fit"] == 0
+    assert main([*sizes, "--memory", "600"]) == 0
+    said = capsys.readouterr().out
+    assert "It does not fit" in said and "longest" not in said
+    assert main([*sizes, "--memory", "257K"]) == 0
+    assert "does not fit" not in capsys.readouterr().out
+    make_tiny_llama(tmp_path)
+    assert main(["--model", str(tmp_path), "--memory", "64K"]) == 0
+    assert "It does not fit: the weights take " in capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    """One head, one sequence, one block of one token; and two of each are."""
+    sizes = ("--layers", "1", "--head-dim", "64", "--memory", "1G")
+    one = ("--heads", "1", "--context", "1", "--batch", "1", "--block-tokens", "1")
+    two = ("--heads", "2", "--context", "2", "--batch", "2", "--block-tokens", "1")
+    assert main([*sizes, *one]) == 0
+    said = capsys.readouterr().out
+    for words in ("MHA, 1 head ", "\n1 sequence ", "one sequence of 1 token, 1 block ", "one block of 1 token "):
+        assert words in said
+    assert main([*sizes, *two]) == 0
+    said = capsys.readouterr().out
+    for words in ("MHA, 2 heads ", "\n2 sequences ", "one sequence of 2 tokens, 2 blocks "):
+        assert words in said
