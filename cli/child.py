@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli import leash
-from cli.log_lines import last_words, loud_line, warming_after
+from cli.log_lines import last_words, loud_line
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
 MAX_TAIL_BYTES = 64 * 1024
@@ -74,7 +74,6 @@ class Child:
         self.spec = spec
         self.log = log
         self._told: deque[str] = deque(maxlen=MAX_TOLD)
-        self.warming = False
         self._born = tail.offset
         self._process = process
         self._tail = tail
@@ -121,14 +120,8 @@ class Child:
             return
 
     def loud_lines(self) -> list[str]:
-        """New lines of its log that are for the terminal.
-
-        `warming` then says whether its kernels are being made ready.
-        """
-        lines = self._tail.new_lines()
-        for line in lines:
-            self.warming = warming_after(line, self.warming)
-        shown = [line for line in map(loud_line, lines) if line is not None]
+        """New lines of its log that are for the terminal."""
+        shown = [line for line in map(loud_line, self._tail.new_lines()) if line is not None]
         self._told.extend(shown)
         return shown
 

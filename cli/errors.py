@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -18,3 +20,8 @@ class CommandError(Exception):
         self.reason = reason
         self.message = message
         self.status = status
+
+
+def refuse_option(option: str, why: str) -> NoReturn:
+    """Raise CommandError for wrong usage: the option first, then what is wrong with it."""
+    raise CommandError(f"{option}: {why}", EXIT_USAGE)

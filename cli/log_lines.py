@@ -12,6 +12,8 @@ from typing import Any
 
 LOUD_LEVELS = ("error", "critical")
 PROGRESS = "loading the model: "
+COMPILING = "compiling kernels, which is done once per machine and pair of --dtype and --kv-dtype: "
+COMPILING_TAKES = "6 to 20 s of processor time"
 SENTENCES = {
     "handler_failed": "a call failed by a defect of ours ({error} in {method})",
     "integrity_violated": "{violations} invariants of the cache are broken, the first: {first}",
@@ -45,6 +47,9 @@ def loud_line(line: str) -> str | None:
         return None
     if event.get("event") == "model_loading" and isinstance(event.get("fraction"), int | float):
         return f"{PROGRESS}{event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
+    if event.get("event") == "kernels_compiling":
+        so_far = f"{event.get('functions')} functions in {event.get('seconds')} s so far"
+        return COMPILING + (so_far if event.get("functions") else COMPILING_TAKES)
     if event.get("level") not in LOUD_LEVELS or event.get("event") == "service_failed":  # an `error: ` line follows it
         return None
     return say_event(event)
@@ -68,16 +73,8 @@ def last_words(lines: list[str], count: int) -> list[str]:
     for line in lines:
         if line.startswith("{"):
             said = loud_line(line)
-            if said is not None and not said.startswith(PROGRESS):
+            if said is not None and not said.startswith((PROGRESS, COMPILING)):
                 shown.append(said)
         elif line.strip() and not _NATIVE.match(line):
             shown.append(line)
     return shown[-count:]
-
-
-def warming_after(line: str, warming: bool) -> bool:
-    """Whether a decoder is compiling or loading its kernels after `line`: from the last weight to `model_loaded`."""
-    event = parse_event(line) or {}
-    if event.get("event") == "model_loading":
-        return bool(event.get("stage") == "weights" and event.get("fraction") == 1.0)
-    return warming and event.get("event") != "model_loaded"

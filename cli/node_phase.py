@@ -12,9 +12,11 @@ from typing import Final
 from common.paths import StatePaths
 
 STARTING: Final = "starting"
+COMPILING: Final = "compiling"
 DRAINING: Final = "draining"
 _ADVICE: Final = {
     STARTING: "wait until it says that it is ready",
+    COMPILING: "its kernels are made once per machine, which may take minutes; wait until it says that it is ready",
     DRAINING: "it takes nothing new; start it again when it has stopped",
 }
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cli.child import PORT_ALONE, Child, ChildSpec
 from cli.errors import CommandError
+from cli.log_lines import COMPILING
 from cli.ports import owns_listener
 from cli.probe import check_health
 from cli.restarts import RestartHistory, RestartLimits
@@ -26,8 +27,7 @@ from cli.restarts import RestartHistory, RestartLimits
 POLL_SECONDS = 0.05
 PROBE_TIMEOUT_SECONDS = 1.0
 PROBE_PAUSE_SECONDS = 0.2
-SILENCE_SECONDS = 3.0
-WARMING = "compiling kernels (the first start alone does, 6 to 20 s of processor time)"
+SILENCE_SECONDS = 15.0
 
 
 class Stopped(Exception):
@@ -45,8 +45,8 @@ class _Slot:
     serving: bool = False
     has_served: bool = False
     next_check_seconds: float = 0.0
+    started_seconds: float = 0.0
     heard_seconds: float = 0.0
-    told_warming: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +58,7 @@ class Supervisor:
     healthy:  health of a target; SERVING means ready. Passed in so that tests need no server
     owns:     whether a process id itself listens on a TCP port: another node's gateway may answer in its place
     stopping: asked between polls; true ends every wait with `Stopped`
+    compiling: called when a child says that it compiles kernels, which may take minutes
     """
 
     stages: Sequence[Sequence[ChildSpec]]
@@ -68,6 +69,7 @@ class Supervisor:
     healthy: Callable[[str], bool] = lambda target: is_healthy(target)
     owns: Callable[[int, int], bool] = owns_listener
     stopping: Callable[[], bool] = lambda: False
+    compiling: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _slots: list[list[_Slot]] = field(init=False)
@@ -106,6 +108,8 @@ class Supervisor:
             for line in slot.child.loud_lines():
                 self.announce(f"{slot.spec.name}: {line}")
                 slot.heard_seconds = self.clock()
+                if line.startswith(COMPILING) and not slot.has_served:
+                    self.compiling()
             if status is not None:
                 self._child_died(slot, slot.child, status)
             elif not slot.serving and self.clock() >= slot.next_check_seconds:
@@ -144,8 +148,8 @@ class Supervisor:
         return [slot for stage in self._slots for slot in stage]
 
     def _start_child(self, slot: _Slot) -> None:
-        slot.restart_at_seconds, slot.serving, slot.told_warming = None, False, False
-        slot.heard_seconds = self.clock()
+        slot.restart_at_seconds, slot.serving = None, False
+        slot.started_seconds = slot.heard_seconds = self.clock()
         slot.child = Child.start(slot.spec, self.log_dir / f"{slot.spec.name}.log", self.environ)
 
     def _check(self, slot: _Slot, child: Child) -> None:
@@ -158,10 +162,12 @@ class Supervisor:
             self.announce(f"{slot.spec.name} is ready (process {child.pid})")
 
     def _break_silence(self, slot: _Slot, child: Child) -> None:
-        is_long = self.clock() - slot.heard_seconds > SILENCE_SECONDS
-        if child.warming and is_long and not slot.serving and not slot.told_warming:
-            slot.told_warming = True
-            self.announce(f"{slot.spec.name}: {WARMING}")
+        now = self.clock()
+        awaited = next((other for other in self._all() if not other.serving), None)  # the gateway waits for the decoder
+        if slot is awaited and now - slot.heard_seconds > SILENCE_SECONDS:
+            slot.heard_seconds = now
+            seconds = now - slot.started_seconds
+            self.announce(f"{slot.spec.name} is not ready yet, {seconds:.0f} s after its start; its log: {child.log}")
 
     def _child_died(self, slot: _Slot, child: Child, status: int) -> None:
         slot.child, slot.serving = None, False

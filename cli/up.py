@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.errors import EXIT_USAGE, CommandError
+from cli.first_key import expect_key, unshown_key
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
-from cli.node_phase import DRAINING, STARTING, tell_phase
+from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from cli.preflight import check_options
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
-from common.credentials import read_secret
-from common.errors import TesseraError
 from common.paths import default_state_dir
 
 READY_SECONDS = 900.0  # busy cores may compile kernels for minutes; a child that dies too often ends the wait sooner
@@ -62,12 +61,13 @@ def state_directory(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def make_supervisor(node: Node, interrupts: Interrupts) -> Supervisor:
-    """The supervisor of `node`; what it has to say goes to stderr."""
+    """The supervisor of `node`; what it has to say goes to stderr, and that it compiles to its clients too."""
     return Supervisor(
         stages=node.stages(),
         log_dir=node.paths.logs_dir,
         announce=lambda line: print(f"tessera: {line}", file=sys.stderr, flush=True),
         stopping=interrupts.stopping,
+        compiling=lambda: tell_phase(node.paths, COMPILING),
     )
 
 
@@ -78,15 +78,16 @@ def drain_grace_seconds(node: Node) -> float:
 
 def _run(node: Node, interrupts: Interrupts) -> int:
     supervisor = make_supervisor(node, interrupts)
-    first_start = not node.paths.default_key.exists()
+    expect_key(node.paths)
     began = time.monotonic()
     status = 0
     tell_phase(node.paths, STARTING)
+    tell_endpoint(node)
     try:
         supervisor.start(READY_SECONDS)
-        tell_endpoint(node)
         tell_phase(node.paths, None)
-        print(describe_node(node, supervisor.pids(), time.monotonic() - began, show_key=first_start), flush=True)
+        seconds = time.monotonic() - began
+        print(describe_node(node, supervisor.pids(), seconds, key=unshown_key(node.paths)), flush=True)
         while not interrupts.stopping():
             supervisor.poll()
             time.sleep(POLL_SECONDS)
@@ -97,16 +98,17 @@ def _run(node: Node, interrupts: Interrupts) -> int:
         status = error.status
     finally:
         tell_phase(node.paths, DRAINING)
-        node.paths.endpoint_file.unlink(missing_ok=True)
         print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
         clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
+        node.paths.endpoint_file.unlink(missing_ok=True)
         tell_phase(node.paths, None)
     print("tessera: stopped", file=sys.stderr, flush=True)
     return status if clean else status or 1
 
 
 def tell_endpoint(node: Node) -> None:
-    """Leave in the state directory where the node can be called, for the clients on this machine."""
+    """Leave in the state directory where the node can be called, for the clients on this machine; from its start on, so
+    that what they say of a node that is not ready names its address, and no key goes to another one."""
     options = node.options
     lines = [callable_address(options.listen, secure=options.tls_cert is not None)]
     if options.tls_cert is not None:
@@ -116,8 +118,8 @@ def tell_endpoint(node: Node) -> None:
     fresh.replace(node.paths.endpoint_file)
 
 
-def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key: bool) -> str:
-    """What runs, where it answers and how to call it."""
+def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str | None) -> str:
+    """What runs, where it answers and how to call it; `key` is the default tenant's, where it is to be shown."""
     options, paths = node.options, node.paths
     command = "tessera" if shutil.which("tessera") else sys.argv[0]
     endpoint = callable_address(options.listen, secure=options.tls_cert is not None)
@@ -139,18 +141,9 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, show_key:
         *(f"  {line}" for line in python_lines(endpoint, str(paths.default_key), options.tls_cert)),
         "\nCtrl-C drains and stops",
     ]
-    if show_key:
-        lines.insert(4, f"  key        {_shown_key(paths.default_key)}")
+    if key is not None:
+        lines.insert(4, f"  key        {key}")
     return "\n".join(lines)
-
-
-def _shown_key(path: Path) -> str:
-    if not path.exists():  # an older database of tenants, whose key's file is lost
-        return "none in the file; make another one: tessera admin create-key default"
-    try:
-        return f"{read_secret(path)}  (of tenant default; shown this once)"
-    except TesseraError as error:
-        return error.message
 
 
 def callable_address(listen: str, *, secure: bool) -> str:

@@ -201,7 +201,7 @@ _OPTIONS = (
         "kv_dtype",
         _choice(*KV_DTYPES),
         "stored keys and values (default float16; float32 beside float32); on a CPU each "
-        "pair with --dtype has kernels of its own, which compile for 20 to 40 s when it is first started",
+        "pair with --dtype has kernels of its own, which compile for 6 to 20 s when it is first started",
         "DTYPE",
     ),
     _Option("chunk_tokens", _whole(16, 65_536), "prefill tokens in one step (default 512)", "N"),

@@ -71,6 +71,11 @@ class StatePaths:
         """What a `tessera up` that starts or drains is doing, and its process."""
         return self.run_dir / "phase"
 
+    @property
+    def unshown_key_mark(self) -> Path:
+        """There while the default tenant's key has not been shown on a terminal yet."""
+        return self.run_dir / "key-unshown"
+
     def decoder_socket(self, index: int) -> Path:
         """DecodeService of decoder `index`."""
         return self.run_dir / f"decoder-{index}.sock"

@@ -39,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_thread_environment(os.environ, options.threads)
     if options.faults.interpreted_kernels:
         os.environ["TRITON_INTERPRET"] = "1"
-    from decoder.process import serve  # imports torch and numba, which read the environment once
+    from decoder.loading import leave  # imports torch and numba, which read the environment once
+    from decoder.process import serve
 
-    return run_service(lambda stop: serve(options, stop))
+    return leave(run_service(lambda stop: serve(options, stop)))
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
         least = plan["window_blocks"]
         text = (
             f"Every layer has a window. A sequence keeps all of its blocks, for prompts to come, as long as there is "
-            f"room; where blocks lack, a running one comes down to those of the widest window: {count(least, 'block')}, "
-            f"{_readable(least * plan['block_bytes'])}."
+            f"room; where blocks lack, a running one comes down to those of the widest window: "
+            f"{count(least, 'block')}, {_readable(least * plan['block_bytes'])}."
         )
         return [table(_WINDOW_COLUMNS, rows), text]
     return [

@@ -8,13 +8,10 @@ at the end leases are released before the session closes; a second decoder of th
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
 import os
-import threading
 import time
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from common.adapter_folder import AdapterFolder
 from common.config import Options
@@ -29,25 +26,23 @@ from common.rpc import Health, add_health_and_reflection, bind_kept, make_server
 from common.serving import settle_heap
 from common.socket_files import take_lock
 from decoder.adapter_pool import AdapterPool
-from decoder.arena_view import private_arena
 from decoder.cache_client import GrpcCacheClient
-from decoder.cache_key import cache_key, tokenizer_digest
-from decoder.draft_model import DraftModel, load_draft
+from decoder.cache_key import cache_key
+from decoder.draft_model import DraftModel
 from decoder.engine import Engine, EngineOptions
+from decoder.loading import load_until
 from decoder.models.select import INTERPRETER, ComputeDevice, resolve_device
 from decoder.sequence import SpeculationMode
 from decoder.service import SERVICE_NAME, Backend, DecodeService
 from decoder.session_target import SessionTarget
 from decoder.shared_weights import WeightsSource
 from decoder.validation import ServedModel
-from decoder.weights import load_on
 from tessera.decode.v1 import decode_pb2, decode_pb2_grpc
 from tessera.inference.v1 import inference_pb2
 
 HEALTH_SECONDS: Final = 0.2
 KEY_SECONDS: Final = 30.0
 JOIN_SECONDS: Final = 30.0
-LOGGED_FRACTION: Final = 0.25
 
 
 async def serve(options: Options, stop: asyncio.Event) -> None:
@@ -94,7 +89,7 @@ async def _serve_at(
 
     watching = asyncio.create_task(watch_sockets([kept], end))
     try:
-        loaded = await _loaded(source, options, _shared_weights(options, source[1], paths, secret), stop)
+        loaded = await load_until(stop, *source, options, _shared_weights(options, source[1], paths, secret))
         if loaded is not None:
             model, draft, tokenizer = loaded
             target = SessionTarget(
@@ -202,58 +197,6 @@ def _shared_weights(options: Options, device: ComputeDevice, paths: StatePaths, 
         )
         return None
     return WeightsSource(paths.weights_socket, secret, device.gpu)
-
-
-async def _loaded(
-    source: tuple[Path, ComputeDevice], options: Options, weights: WeightsSource | None, stop: asyncio.Event
-) -> tuple[Any, DraftModel | None, bytes] | None:
-    # In a thread that nobody waits for: a stop must not wait until everything is compiled.
-    result: concurrent.futures.Future[tuple[Any, DraftModel | None, bytes]] = concurrent.futures.Future()
-
-    def load() -> None:
-        try:
-            result.set_result(_load(*source, options, weights))
-        except Exception as error:  # noqa: BLE001 - handed over whole; `serve` raises it
-            result.set_exception(error)
-
-    threading.Thread(target=contextvars.copy_context().run, args=(load,), name="load", daemon=True).start()
-    loading = asyncio.wrap_future(result)
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    return await loading if loading.done() else None
-
-
-def _load(
-    path: Path, device: ComputeDevice, options: Options, weights: WeightsSource | None
-) -> tuple[Any, DraftModel | None, bytes]:
-    # Compiling and loading take seconds; both happen before anybody is told that this decoder serves.
-    log = get_logger()
-    logged = {"": -1.0}
-
-    def progress(stage: str, fraction: float) -> None:
-        if fraction >= logged.get(stage, -1.0) + LOGGED_FRACTION or fraction >= 1.0:
-            logged[stage] = fraction
-            log.info("model_loading", stage=stage, fraction=round(fraction, 2))
-
-    dtype: Literal["float32", "bfloat16"] = "float32" if options.dtype == "float32" else "bfloat16"
-    started = time.monotonic()
-    model = load_on(
-        device,
-        path,
-        dtype,
-        options.block_tokens,
-        options.kv_dtype,
-        options.threads,
-        progress,
-        options.max_context or 0,
-        options.weights_cache,
-        None if weights is None else weights.weights_of,
-    )
-    model.warm_up(private_arena(model.layout, 1))
-    log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))
-    draft = None if options.draft_model is None else load_draft(options, model, dtype, progress)
-    return model, draft, tokenizer_digest(path)
 
 
 def _name_of(path: Path | None) -> str:

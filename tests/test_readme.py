@@ -102,6 +102,14 @@ def test_every_command_and_option_of_the_first_page_exists() -> None:
     assert flags <= known
 
 
+def test_the_first_page_names_what_a_newcomer_needs() -> None:
+    """Each command for people is in a block of the first page, and that clients need the state directory of `up`."""
+    blocks = "\n".join(code_blocks("sh"))
+    for command in ("up", "generate", "chat", "plan", "admin", "model"):
+        assert re.search(rf"^(?:\.venv/bin/)?tessera {command} ", blocks, flags=re.MULTILINE), command
+    assert re.search(r"Where `up` got a `--state-dir`, the clients .* need the same one", README)
+
+
 def test_the_names_of_the_one_option_that_differs_are_right(tmp_path: Path) -> None:
     """What the first page says of --no-prefix-cache, as a variable and in a file, does what the flag does."""
     assert "`TESSERA_PREFIX_CACHE=false`" in README

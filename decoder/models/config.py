@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from common.errors import InvalidArgument
+from common.families import SUPPORTED_ARCHITECTURES
 from decoder.models.rope import ROPE_KINDS, RopeConfig
-
-# Families by the name that Hugging Face gives them.
-SUPPORTED_ARCHITECTURES: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe",
-    "qwen3_moe",
-)  # fmt: skip
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -10,14 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from common.errors import InvalidArgument
+from common.families import GGUF_ARCHITECTURES
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, refuse
 from decoder.models.rope import RopeConfig, longrope_attention_factor, yarn_attention_factor
-
-# Name of the architecture in a GGUF file, and of the family that it is.
-GGUF_ARCHITECTURES: Final[Mapping[str, str]] = {
-    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3_text", "phi3": "phi3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
-}  # fmt: skip
 
 # The largest models of two families scale queries by the width of a head of hidden_size / num_heads columns.
 _WIDE_QUERY_SCALE: Final = {("gemma2", 46), ("gemma3_text", 62)}

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from common.errors import InvalidArgument
-from decoder.models.config import SUPPORTED_ARCHITECTURES, Activation, ExpertsConfig, LayerConfig, ModelConfig, refuse
+from common.families import SUPPORTED_ARCHITECTURES
+from decoder.models.config import Activation, ExpertsConfig, LayerConfig, ModelConfig, refuse
 from decoder.weights.hugging_face_rope import read_ropes
 
 # Keys that change hidden states when set, with the values served by every family.

@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from cli.__main__ import main
 from cli.failures import explain_connection
-from cli.node_phase import DRAINING, STARTING, tell_phase
+from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from common.errors import InvalidArgument
 from common.interceptors import error_status
 from common.paths import StatePaths
@@ -128,6 +128,24 @@ def test_a_node_that_starts_or_drains_is_not_called_absent(
         assert "start the node with `tessera up`" in ask(capsys, *state)
         tell_phase(paths, None)
         assert not paths.phase_file.exists()
+
+
+@pytest.mark.parametrize("phase", [STARTING, COMPILING, None])
+def test_a_gateway_without_a_decoder_says_what_its_node_does(
+    phase: str | None, inference: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the node starts or compiles, its gateway answers already: why there is no decoder is said with its word."""
+    paths = StatePaths(tmp_path)
+    paths.prepare()
+    write_key(paths.default_key)
+    paths.endpoint_file.write_text(f"unix:{tmp_path}/g.sock\n")
+    tell_phase(paths, phase)
+    inference[0].refuse = status_pb2.Status(code=14, message="no decoder is connected")
+    inference[0].refuse.details.add().Pack(error_details_pb2.RetryInfo())
+    said = ask(capsys, "--state-dir", str(tmp_path))
+    assert "UNAVAILABLE: no decoder is connected" in said
+    assert (f"is {phase} (process {os.getpid()})" in said) is (phase is not None)
+    assert ("once per machine" in said) is (phase == COMPILING)
 
 
 @pytest.mark.parametrize("message", ["no decoder is connected; try again", "cannot connect to the cache manager"])

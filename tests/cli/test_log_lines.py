@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cli.log_lines import SENTENCES, last_words, loud_line, warming_after
+from cli.log_lines import COMPILING, SENTENCES, last_words, loud_line
 
 
 def event(name: str, level: str = "error", **fields: object) -> str:
@@ -43,6 +43,7 @@ def test_last_words_are_errors_and_plain_text() -> None:
     lines = [
         *[event("request_left", "info")] * 20,
         event("model_loading", "info", stage="weights", fraction=0.5),
+        event("kernels_compiling", "info", functions=0, seconds=0),
         "I1129 20:04:43.829374   22501 chttp2_transport.cc:1403] Got goaway",
         "Traceback (most recent call last):",
         event("odd_thing"),
@@ -53,17 +54,10 @@ def test_last_words_are_errors_and_plain_text() -> None:
     assert last_words(lines, 1) == ["ImportError: no such thing"]
 
 
-def test_kernels_are_made_ready_between_the_last_weight_and_the_loaded_model() -> None:
-    """Only then is a silence explained by kernels."""
-    state, seen = False, []
-    for line in (
-        event("model_loading", "info", stage="weights", fraction=0.75),
-        event("model_loading", "info", stage="weights", fraction=1.0),
-        event("other", "info"),
-        "text",
-        event("model_loaded", "info"),
-        event("other", "info"),
-    ):
-        state = warming_after(line, state)
-        seen.append(state)
-    assert seen == [False, True, True, True, False, False]
+def test_compiling_is_told_with_what_it_takes_and_how_far_it_is() -> None:
+    """At first what it takes, then how far it is; each time that it is done once."""
+    begun = loud_line(event("kernels_compiling", "info", functions=0, seconds=0))
+    later = loud_line(event("kernels_compiling", "info", functions=117, seconds=20))
+    assert begun == f"{COMPILING}6 to 20 s of processor time"
+    assert later == f"{COMPILING}117 functions in 20 s so far"
+    assert "once per machine" in COMPILING

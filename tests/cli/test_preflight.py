@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,29 @@ from cli.__main__ import main
 from cli.errors import CommandError
 from cli.preflight import check_options
 from common.config import build_parser, load_options
+from common.cuda_driver import open_gpu
+from common.devices import CUDA
+from common.errors import FailedPrecondition
 from common.memory import machine_bytes
+from tests.cli.test_failures import make_certificate, needs_openssl
 
 CORES = len(os.sched_getaffinity(0))
-CONFIG = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+}
 BLOCK_BYTES = 4 * 2 * 2 * 8 * 16 * 2  # layers, keys and values, key heads, head size, tokens, bfloat16
+
+
+def have_driver() -> bool:
+    """Whether this machine has a GPU that could be opened."""
+    try:
+        return open_gpu(CUDA) is not None
+    except FailedPrecondition:
+        return False
 
 
 def directory(folder: Path, config: object = CONFIG) -> Path:
@@ -29,14 +48,14 @@ def directory(folder: Path, config: object = CONFIG) -> Path:
     return folder
 
 
-def gguf(path: Path, **numbers: int) -> Path:
-    """A GGUF header with some numbers of the family "llama"."""
+def gguf(path: Path, family: bytes = b"llama", **numbers: int) -> Path:
+    """A GGUF header with some numbers of the family "llama", which it says it is, or another."""
     fields = b""
     for name, value in numbers.items():
         key = b"llama." + name.replace("__", ".").encode()
         fields += struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, value)
     key = b"general.architecture"
-    fields += struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 5) + b"llama"
+    fields += struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(family)) + family
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(numbers) + 1) + fields)
     return path
 
@@ -60,6 +79,14 @@ def refusal(*flags: str) -> str:
         (["--listen", "0.0.0.0:50051", "--insecure-listen"], ""),
         (["--listen", "[::1]:50051"], ""),
         (["--listen", "unix:/tmp/x"], ""),
+        (["--listen", "unix:/nowhere/x"], "--listen: there is no folder /nowhere for the socket"),
+        (["--listen", f"unix:/tmp/{'x' * 103}"], "allowed are 107 bytes"),
+        (["--listen", f"unix:/tmp/{'x' * 102}"], ""),
+        (["--admin-listen", "127.0.0.1:50051"], "--admin-listen: 127.0.0.1:50051 is the address of --listen"),
+        (["--admin-listen", "127.0.0.1:1", "--listen", "0.0.0.0:1", "--insecure-listen"], "is the address of --listen"),
+        (["--admin-listen", "127.0.0.1:1", "--listen", "[::1]:1"], ""),
+        (["--adapters-dir", "/dev/null"], "--adapters-dir: /dev/null is no directory"),
+        (["--adapters-dir", "/nowhere"], ""),
         (["--admin-listen", "10.0.0.1:50052"], "--admin-listen: 10.0.0.1:50052 is beyond loopback"),
         (["--admin-listen", "localhost:50052"], ""),
         (["--tls-cert", "/nowhere/c", "--tls-key", "/nowhere/k"], "--tls-cert: /nowhere/c cannot be read"),
@@ -88,7 +115,10 @@ def test_a_pool_that_is_too_small_for_its_model_or_too_large_for_the_machine(tmp
         said = refusal("--model", path, "--pool-bytes", str(machine_bytes() + 1))
         assert said.startswith(f"--pool-bytes: {machine_bytes() + 1} bytes are more than the {machine_bytes()}")
         assert not refusal("--model", path)
-    vague = directory(tmp_path / "vague", {"architectures": ["X"]})
+        blocks = machine_bytes() // BLOCK_BYTES
+        assert not refusal("--model", path, "--pool-blocks", str(blocks - 1))
+        assert refusal("--model", path, "--pool-blocks", str(blocks)).startswith(f"--pool-blocks: {blocks} blocks of")
+    vague = directory(tmp_path / "vague", {"model_type": "llama"})
     assert not refusal("--model", str(vague), "--pool-bytes", "1")  # the decoder says what is wrong with it
 
 
@@ -110,6 +140,51 @@ def test_a_directory_that_is_no_model(tmp_path: Path, broken: str, said: str) ->
     if missing:
         (model / missing).unlink()
     assert said in refusal("--model", str(model))
+
+
+def test_a_family_that_is_not_served_is_named(tmp_path: Path) -> None:
+    """With those that are, for either kind of model, the draft model's too."""
+    other = str(directory(tmp_path / "m", {**CONFIG, "model_type": "mamba"}))
+    for option in ("--model", "--draft-model"):
+        said = refusal(option, other)
+        assert said.startswith(f"{option}: {other}/config.json: its model_type is 'mamba'; served are llama, mistral")
+        said = refusal(option, str(gguf(tmp_path / "m.gguf", b"mamba")))
+        assert said.startswith(f"{option}: {tmp_path}/m.gguf: its architecture is 'mamba'; served are llama, qwen2")
+        assert not refusal(option, str(gguf(tmp_path / "m.gguf")))
+
+
+def test_a_context_that_the_model_does_not_have(tmp_path: Path) -> None:
+    """Its own bound is named; scaled positions may make it longer, and that is left to the decoder."""
+    model = str(directory(tmp_path / "m", {**CONFIG, "max_position_embeddings": 512}))
+    for path in (model, str(gguf(tmp_path / "m.gguf", context_length=512))):
+        assert not refusal("--model", path, "--max-context", "512")
+        said = refusal("--model", path, "--max-context", "513")
+        assert said == "--max-context: 513 is more than the 512 tokens that this model serves"
+    scaled = {**CONFIG, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    assert not refusal("--model", str(directory(tmp_path / "scaled", scaled)), "--max-context", "513")
+
+
+@needs_openssl
+def test_a_certificate_and_another_key(tmp_path: Path) -> None:
+    """A pair is let through, a small key too; another key, or what is no PEM, is refused with both options."""
+    (cert, key), (_, other) = make_certificate(tmp_path, "a"), make_certificate(tmp_path, "b")
+    text = tmp_path / "text"
+    text.write_text("no certificate\n", encoding="utf-8")
+    assert not refusal("--tls-cert", str(cert), "--tls-key", str(key))
+    for pair in ((cert, other), (text, key), (cert, text)):
+        said = refusal("--tls-cert", str(pair[0]), "--tls-key", str(pair[1]))
+        assert f"--tls-cert: {pair[0]} and --tls-key {pair[1]} are no PEM certificate" in said
+    small = ["-newkey", "rsa:1024", "-nodes", "-subj", "/CN=s", "-days", "2", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", "req", "-x509", *small], check=True, capture_output=True, timeout=30)
+    assert not refusal("--tls-cert", str(cert), "--tls-key", str(key))
+
+
+@pytest.mark.skipif(have_driver(), reason="there is a GPU driver")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    """It is missed before the cache manager starts; "auto" means the CPU then."""
+    with pytest.raises(CommandError, match=r"^--device cuda: "):
+        check_options(load_options(build_parser("up").parse_args(["--device", "cuda"]), {"HOME": "/nowhere"}))
+    assert not refusal("--device", "auto")
 
 
 def test_the_command_says_it_in_one_line(

@@ -15,8 +15,9 @@ import pytest
 
 from cli.child import ChildSpec, LogTail
 from cli.errors import CommandError
+from cli.log_lines import COMPILING
 from cli.restarts import RestartLimits
-from cli.supervisor import WARMING, Stopped, Supervisor, describe_status
+from cli.supervisor import Stopped, Supervisor, describe_status
 from tests.cli.support import wait_until
 
 # A child that says when it starts and ends in one shared file, in order; `touch(ready)` makes it healthy.
@@ -168,34 +169,44 @@ def told_line(rig: Rig) -> str:
     return next(line for line in rig.said if "starts again" in line)
 
 
-def test_a_long_silence_while_kernels_compile_is_broken_once(rig: Rig) -> None:
-    """Three seconds after the last weight the user reads what takes so long; not before, and not twice."""
-    loading = json.dumps({"event": "model_loading", "level": "info", "stage": "weights", "fraction": 1.0})
+def test_compiling_is_told_at_once_and_passed_on(rig: Rig) -> None:
+    """What a decoder says of its kernels is on the terminal, and the owner hears that it compiles."""
+    compiling = json.dumps({"event": "kernels_compiling", "level": "info", "functions": 0, "seconds": 0})
     program = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
-    spec = ChildSpec("decoder-0", (sys.executable, "-c", program, loading), str(rig.folder / "ready"))
+    spec = ChildSpec("decoder-0", (sys.executable, "-c", program, compiling), str(rig.folder / "ready"))
     supervisor = rig.supervisor([spec])
-    now = [0.0]
-    supervisor.clock, supervisor.limits = lambda: now[0], RestartLimits()
-
-    def heard() -> bool:
-        return any("weights 100 %" in line for line in rig.said)
-
+    heard: list[str] = []
+    supervisor.compiling = lambda: heard.append("compiling")
     with pytest.raises(CommandError, match="not ready"):
         supervisor.start(-1.0)
 
-    def listen() -> bool:
+    def told() -> bool:
         supervisor.poll()
-        return heard()
+        return any(line.startswith(f"decoder-0: {COMPILING}") for line in rig.said)
 
-    wait_until(listen, "the progress is heard")
-    for second in (1.0, 2.0, 3.0):
+    assert not heard
+    wait_until(told, "it is told")
+    assert heard == ["compiling"]
+
+
+def test_a_long_silence_is_broken_by_whom_the_others_wait_for(rig: Rig) -> None:
+    """Fifteen seconds after its last word the user reads that a decoder is not ready, and where its log is; then each
+    fifteen seconds again. Of the gateway, which waits for the decoder, nothing is said."""
+    program = "import time; time.sleep(600)"
+    decoder, gateway = (
+        ChildSpec(name, (sys.executable, "-c", program), str(rig.folder / name)) for name in ("decoder-0", "gateway")
+    )
+    supervisor = rig.supervisor([], [decoder], [gateway])
+    now = [0.0]
+    supervisor.clock = lambda: now[0]
+    with pytest.raises(CommandError, match="not ready"):
+        supervisor.start(-1.0)
+    for second, told in ((5.0, 0), (15.0, 0), (15.5, 1), (20.0, 1), (30.5, 1), (31.0, 2)):
         now[0] = second
         supervisor.poll()
-    assert not any("compiling kernels" in line for line in rig.said)
-    for second in (3.5, 10.0, 20.0):
-        now[0] = second
-        supervisor.poll()
-    assert [line for line in rig.said if "compiling kernels" in line] == [f"decoder-0: {WARMING}"]
+        assert len(rig.said) == told, second
+    log = rig.folder / "decoder-0.log"
+    assert rig.said == [f"decoder-0 is not ready yet, {s} s after its start; its log: {log}" for s in (16, 31)]
 
 
 def test_a_child_that_keeps_dying_ends_the_node_with_its_last_words(rig: Rig) -> None:

@@ -1,0 +1,136 @@
+"""What `tessera up` leaves behind and says around a start, over a supervisor that starts no process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli import up
+from cli.client import find_endpoint
+from cli.errors import CommandError
+from cli.interrupts import Interrupts
+from cli.node import Node
+from cli.node_phase import describe_phase, tell_phase
+from common.config import build_parser, load_options
+from common.paths import StatePaths
+from tests.cli.support import write_key
+
+
+class FakeSupervisor:
+    """Does in `start` what a test says, and then is stopped."""
+
+    def __init__(self, start: Callable[[], None], stop: Callable[[], None] = lambda: None) -> None:
+        self._start = start
+        self._stop = stop
+
+    def start(self, _seconds: float) -> None:
+        """Ready, or not."""
+        self._start()
+
+    def pids(self) -> dict[str, int]:
+        """Of nobody."""
+        return {}
+
+    def poll(self) -> None:
+        """The node has been asked to stop by now."""
+        raise AssertionError("it goes on")
+
+    def stop(self, _grace: float, _hurry: Callable[[], bool]) -> bool:
+        """Clean."""
+        self._stop()
+        return True
+
+
+class Stopping(Interrupts):
+    """Somebody pressed Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._count = 1
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A node on a port that is not the default one; nothing of it runs."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        flags = ["--listen", "127.0.0.1:6001", "--state-dir", folder]
+        options = load_options(build_parser("up").parse_args(flags), {"HOME": "/nowhere"})
+        paths = StatePaths(Path(folder))
+        paths.prepare()
+        yield Node(options, paths, ())
+
+
+def run(node: Node, monkeypatch: pytest.MonkeyPatch, start: Callable[[], None], stop: Callable[[], None]) -> int:
+    """`tessera up` on `node`, from its lock to its end."""
+    monkeypatch.setattr(up, "make_supervisor", lambda _node, _interrupts: FakeSupervisor(start, stop))
+    return up._run(node, Stopping())
+
+
+def fail() -> None:
+    """The model is bad."""
+    raise CommandError("decoder-0 could not start")
+
+
+def nothing() -> None:
+    """Nothing happens."""
+
+
+def test_the_key_is_shown_when_the_node_is_first_ready(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A first start that fails after the key was made shows none; the next that succeeds does, and no later one."""
+
+    def make_key_and_fail() -> None:
+        write_key(node.paths.default_key, "tsr_first")
+        fail()
+
+    said = []
+    for start in (make_key_and_fail, fail, nothing, nothing):
+        run(node, monkeypatch, start, nothing)
+        said.append(capsys.readouterr().out)
+    assert ["tsr_first" in text for text in said] == [False, False, True, False]
+    assert "(of tenant default; shown this once)" in said[2]
+    assert str(node.paths.default_key) in said[3]
+
+
+def test_a_key_that_was_there_before_is_not_shown(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node of an older version, or one whose key's mark was lost, shows where the key lies and not the key."""
+    write_key(node.paths.default_key, "tsr_old")
+    assert run(node, monkeypatch, nothing, nothing) == 0
+    said = capsys.readouterr().out
+    assert "tsr_old" not in said and str(node.paths.default_key) in said
+
+
+@pytest.mark.parametrize("start", [nothing, fail])
+def test_clients_know_the_address_from_the_start_to_the_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
+) -> None:
+    """While it starts and while it drains, what clients say of it names its own port; when it has ended, none."""
+    seen: list[tuple[str, str]] = []
+
+    def look() -> None:
+        seen.append((find_endpoint(node.paths, None)[0], str(describe_phase(node.paths))))
+
+    def start_and_look() -> None:
+        look()
+        start()
+
+    assert run(node, monkeypatch, start_and_look, look) == (1 if start is fail else 0)
+    assert [address for address, _ in seen] == ["127.0.0.1:6001"] * 2
+    assert ["is starting" in phase for _, phase in seen] == [True, False]
+    assert ["is draining" in phase for _, phase in seen] == [False, True]
+    assert not node.paths.endpoint_file.exists() and not node.paths.phase_file.exists()
+
+
+def test_clients_read_that_kernels_are_compiled(node: Node) -> None:
+    """The supervisor's word that a decoder compiles becomes the node's phase."""
+    supervisor = up.make_supervisor(node, Stopping())
+    tell_phase(node.paths, "starting")
+    assert "kernels" not in str(describe_phase(node.paths))
+    supervisor.compiling()
+    phase = str(describe_phase(node.paths))
+    assert "is compiling" in phase and "once per machine" in phase and "until it says that it is ready" in phase
