@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from cli import admin_events, admin_pool, admin_prefixes, admin_tenants, admin_top
-from cli.admin_arguments import shared_arguments
+from cli.admin_arguments import check_prompt, shared_arguments
 from cli.admin_client import AdminClient
 from cli.client import check_text
 from common.arguments import CommandParser
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("members", "add", "remove"):
         for text in getattr(options, name, ()):
             check_text(name, text)
-    if "check" in options:  # what argparse cannot see, before anything is connected to
+    if "text" in options:  # what argparse cannot see, before anything is connected to
+        check_prompt(options)
+    if "check" in options:
         options.check(options)
     client = AdminClient.from_options(options)
     try:

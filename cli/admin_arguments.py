@@ -56,11 +56,15 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", default="", metavar="NAME", help="model of the gateway (default: its only or first)")
 
 
-def tokens_of(options: argparse.Namespace) -> list[int]:
-    """The token ids of the prompt that the options name. Raises CommandError."""
+def check_prompt(options: argparse.Namespace) -> None:
+    """Raises CommandError unless the options name exactly one prompt."""
     given = [name for name in ("text", "file", "tokens") if getattr(options, name) is not None]
     if len(given) != 1:
         raise CommandError("name one prompt: --text TEXT, --file FILE or --tokens IDS", EXIT_USAGE)
+
+
+def tokens_of(options: argparse.Namespace) -> list[int]:
+    """The token ids of the one prompt that the options name. Raises CommandError."""
     if options.tokens is not None:
         return _numbers(sys.stdin.read() if options.tokens == "-" else options.tokens)
     if options.file is not None:

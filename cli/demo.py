@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     interrupts = Interrupts()
-    if read_options(arguments, os.environ).model is None:
+    if read_options(arguments, os.environ, "demo").model is None:
         ModelStore(models_dir(os.environ)).fetch_demo()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as folder:
         node = plan_node(arguments, os.environ, ["--state-dir", folder, "--listen", f"127.0.0.1:{free_port()}"])

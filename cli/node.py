@@ -93,9 +93,12 @@ def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: S
     return Node(dataclasses.replace(options, model=model, draft_model=draft), paths, (*arguments, *overrides, *extra))
 
 
-def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The options of `tessera up`. Raises CommandError with the option and its source where one is wrong."""
-    namespace = up_parser().parse_args(arguments)
+def read_options(arguments: Sequence[str], environ: Mapping[str, str], command: str = "up") -> Options:
+    """The options of `tessera up`, or of another `command` that takes them. Raises CommandError with the option and its
+    source where one is wrong."""
+    parser = up_parser()
+    parser.prog = f"tessera {command}"
+    namespace = parser.parse_args(arguments)
     try:
         options = load_options(namespace, environ)
     except ValueError as error:

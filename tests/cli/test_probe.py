@@ -42,7 +42,7 @@ def test_one_service_can_be_asked_for(tmp_path: Path) -> None:
 def test_nobody_there_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A socket that nobody listens on is unhealthy, not an exception."""
     assert main(["probe", "--target", f"unix:{tmp_path}/none.sock", "--timeout", "1"]) == 1
-    assert "NO_ANSWER" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"NO_ANSWER (UNAVAILABLE) at unix:{tmp_path}/none.sock\n"
 
 
 def test_a_certificate_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
