@@ -105,6 +105,21 @@ def test_a_key_that_was_there_before_is_not_shown(
     assert "tsr_old" not in said and str(node.paths.default_key) in said
 
 
+def test_a_key_that_nobody_made_can_be_replaced(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tenants of before whose key's file is lost: in its place stands how to make another, at each start until then."""
+    for _ in range(2):
+        assert run(node, monkeypatch, nothing, nothing) == 0
+        assert "make another one: tessera admin create-key default" in capsys.readouterr().out
+    write_key(node.paths.default_key)
+    node.paths.default_key.chmod(0o644)
+    node.paths.unshown_key_mark.touch()
+    run(node, monkeypatch, nothing, nothing)
+    said = capsys.readouterr().out
+    assert "0600" in said and "tsk_test" not in said
+
+
 @pytest.mark.parametrize("start", [nothing, fail])
 def test_clients_know_the_address_from_the_start_to_the_end(
     node: Node, monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
