@@ -1,4 +1,4 @@
-"""The GPU kernels measured: ceilings, decode, lengths, page sizes, 8-bit blocks, shared prefixes, prefill, a step.
+"""The GPU kernels measured: ceilings, decode, lengths, pages, 8-bit blocks, shared prefixes, prefill, whole steps.
 
     python -m bench.gpu [--quick] [--only SECTION] [--seconds 330]
 

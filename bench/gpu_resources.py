@@ -24,7 +24,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu_cases import TARGETS, Case, all_cases, main_cases, quantised_cases, small_cases
+from bench.gpu_case import TARGETS, Case
+from bench.gpu_cases import all_cases, main_cases, quantised_cases
+from bench.gpu_row_cases import small_cases
 
 # Shared memory: most that one block may have, and what a multiprocessor has (CUDA C++ programming guide, compute
 # capabilities; AMD CDNA 3 ISA guide).
@@ -54,7 +56,7 @@ _INDICES: Final = frozenset(
         "ids",
         "places",
         "tiles",
-        "rows",
+        "row_ids",
         "choices",
         "counts",
         "slots",

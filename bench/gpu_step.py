@@ -1,4 +1,4 @@
-"""A whole decode step of a small model for `bench/gpu.py`: recorded or not, over shared runs, with adapters.
+"""A whole decode step of a small model for `bench/gpu.py`: recorded or not, over shared runs, with adapters or experts.
 
 Weights, keys and values are random; nothing is read from disk. Called by `gpu_work.py`.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bench.gpu_plan import Cell
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
-from decoder.models.config import ModelConfig, ModelDigests
+from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, ModelDigests
 from decoder.models.decode_graphs import DirectRecorder
 from decoder.models.device_adapters import DeviceAdapter
 from decoder.models.device_arena import allocate
@@ -37,16 +37,19 @@ def step_call(
 ) -> Callable[[], torch.Tensor]:
     """One decode of every sequence of `tables` [batch, width], which name `num_blocks` blocks of 64 tokens."""
     sizes = step_sizes(cell)
-    layers, batch = sizes["layers"], sizes["batch"]
+    layers, batch, experts = sizes["layers"], sizes["batch"], cell.params.get("experts")
     config = ModelConfig(
         "llama", sizes["vocab"], layers, 16, 8, 128, sizes["hidden"], sizes["inner"], 1e-5, RopeConfig(1e4, 128),
-        8192, (2,), None, False,
+        8192, (2,), None, False, experts=ExpertsConfig(*experts) if experts else None,
+        layers=(LayerConfig(experts=experts is not None),) * layers,
     )  # fmt: skip
     layout = KvLayout.of(layers, 8, 128, 64, cell.params.get("stored", "bfloat16"))
-    numbers, shapes = torch.Generator().manual_seed(0), expected_shapes(config)
+    # The same run of random numbers over and over: what is timed is not their making.
+    numbers = np.random.default_rng(0).standard_normal((1 << 20) + 7, np.float32) * np.float32(0.02)
+    shapes = expected_shapes(config)
     model = DeviceModel(
         config, layout, ModelDigests(*[bytes(32)] * 3),
-        lambda name: (torch.randn(shapes[name], generator=numbers) * 0.02).numpy(), device,
+        lambda name: np.resize(numbers, shapes[name]), device,
         dtype=KvDtype.BFLOAT16, recorder=None if cell.params["recorded"] else DirectRecorder(),
         sharing=SharingCosts(0, 0, 2) if cell.params.get("together") else SharingCosts(min_sequences=1 << 20),
     )  # fmt: skip

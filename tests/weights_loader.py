@@ -95,7 +95,7 @@ class Loader:
         assert self._weights is not None
         yield from (self._weights.embedding, self._weights.head, self._weights.final_norm)
         for layer in self._weights.layers:
-            yield from (layer.input_norm, layer.qkv, layer.output, layer.mlp_norm, layer.gate_up, layer.down)
+            yield from (layer.input_norm, layer.qkv, layer.output, layer.mlp_norm, layer.mlp.gate_up, layer.mlp.down)
             yield from layer.rotation
 
     def inode(self) -> int:

@@ -15,11 +15,12 @@ from typing import Final
 
 import torch
 
-from decoder.models.config import ModelConfig, refuse
+from decoder.models.config import ExpertsConfig, ModelConfig, refuse
 from decoder.models.rope import RopeConfig
 
 ALIGNMENT: Final = 256
 FIRST_OFFSET: Final = 4096
+MAX_EXPERTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class DeviceLayout:
 def device_layout(config: ModelConfig, dtype: torch.dtype) -> DeviceLayout:
     """The layout of a model whose matrices are of `dtype`. Raises InvalidArgument, by name, on a setting that the
     device step does not compute."""
-    if config.experts is not None:
-        raise refuse("experts", config.experts.count, "models without experts on a GPU")
+    if config.experts is not None and config.experts.count > MAX_EXPERTS:
+        raise refuse("experts.count", config.experts.count, f"at most {MAX_EXPERTS} experts on a GPU")
     ropes = tuple(dict.fromkeys(config.layer_rope(layer) for layer in range(config.num_layers)))
     places, offset = {}, FIRST_OFFSET
     for it in _tensors(config, dtype, ropes):
@@ -93,18 +94,37 @@ def _tensors(config: ModelConfig, dtype: torch.dtype, ropes: tuple[RopeConfig, .
         if config.post_norms:
             yield Place(f"{own}attention_post_norm", (after,), (hidden,), float32)
         yield Place(f"{own}mlp_norm", (before if config.post_norms else after,), (hidden,), float32)
-        yield Place(
-            f"{own}gate_up", tuple(f"{mlp}{it}_proj.weight" for it in ("gate", "up")), (2 * inner, hidden), dtype
-        )
-        if config.mlp_bias:
-            yield Place(
-                f"{own}gate_up_bias", tuple(f"{mlp}{it}_proj.bias" for it in ("gate", "up")), (2 * inner,), dtype
-            )
-            yield Place(f"{own}down_bias", (f"{mlp}down_proj.bias",), (hidden,), dtype)
-        yield Place(f"{own}down", (f"{mlp}down_proj.weight",), (hidden, inner), dtype)
+        if config.experts is not None and config.layers[index].experts:
+            yield from _experts(config.experts, own, mlp, hidden, dtype)
+        else:
+            yield from _gated(own, mlp, inner, hidden, dtype)
+            if config.mlp_bias:
+                biases = tuple(f"{mlp}{it}_proj.bias" for it in ("gate", "up"))
+                yield Place(f"{own}gate_up_bias", biases, (2 * inner,), dtype)
+                yield Place(f"{own}down_bias", (f"{mlp}down_proj.bias",), (hidden,), dtype)
         if config.post_norms:
             yield Place(f"{own}mlp_post_norm", (f"{prefix}post_feedforward_layernorm.weight",), (hidden,), float32)
     yield Place("embedding", ("model.embed_tokens.weight",), (config.vocab_size, hidden), dtype)
     yield Place("final_norm", ("model.norm.weight",), (hidden,), float32)
     if not config.tie_embeddings:
         yield Place("head", ("lm_head.weight",), (config.vocab_size, hidden), dtype)
+
+
+def _gated(own: str, source: str, inner: int, hidden: int, dtype: torch.dtype) -> Iterator[Place]:
+    both = tuple(f"{source}{it}_proj.weight" for it in ("gate", "up"))
+    yield Place(f"{own}gate_up", both, (2 * inner, hidden), dtype)
+    yield Place(f"{own}down", (f"{source}down_proj.weight",), (hidden, inner), dtype)
+
+
+def _experts(experts: ExpertsConfig, own: str, source: str, hidden: int, dtype: torch.dtype) -> Iterator[Place]:
+    """The router in float32, with the gate of the shared expert as one row more; matrices of all experts, by rows."""
+    count, inner = experts.count, experts.inner
+    router = [f"{source}gate.weight"]
+    if experts.shared:
+        router.append(f"{source}shared_expert_gate.weight")
+        yield from _gated(f"{own}shared_", f"{source}shared_expert.", experts.shared, hidden, dtype)
+    yield Place(f"{own}router", tuple(router), (count + len(router) - 1, hidden), torch.float32)
+    each = [f"{source}experts.{index}." for index in range(count)]
+    both = tuple(f"{expert}{it}_proj.weight" for expert in each for it in ("gate", "up"))
+    yield Place(f"{own}expert_gate_up", both, (count * 2 * inner, hidden), dtype)
+    yield Place(f"{own}expert_down", tuple(f"{it}down_proj.weight" for it in each), (count * hidden, inner), dtype)

@@ -1,4 +1,4 @@
-"""A model on a device: the engine's `StepModel` over the Triton kernels, for every family without experts.
+"""A model on a device: the engine's `StepModel` over the Triton kernels, for every family.
 
 Steps of decodes alone run in fixed memory by shape (on a GPU as recorded CUDA graphs), others as they come.
 `start` queues a step and returns; `PendingStep` waits for its results alone, so that a caller may plan and even start
@@ -30,12 +30,13 @@ from decoder.models.checks import check_batch
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
 from decoder.models.device_adapters import DeviceAdapter, Layer
-from decoder.models.device_arena import TORCH_TYPES, DeviceArena, allocate, element_type, view_arena
+from decoder.models.device_arena import TORCH_TYPES, DeviceArena, element_type, view_arena
 from decoder.models.device_attention import MAX_DECODES
 from decoder.models.device_batch import StepInputs
 from decoder.models.device_inputs import DecodeInputs, DecodeShape, upload
 from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts, SharingRule
 from decoder.models.device_step import DeviceStep
+from decoder.models.device_warm_up import warm_up
 from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
 from decoder.models.weights import Read
 
@@ -99,8 +100,8 @@ class DeviceModel:
         memory = make_memory or (lambda _: OwnMemory(device))
         weights = load_weights(config, read, self.dtype, report, memory)
         self.step = DeviceStep(config, weights, self.dtype, query_dtype)
-        self._members = self.step.attention.members
-        self._sharing = SharingRule(config, layout, self._members, query_dtype.itemsize, sharing)
+        self.members = self.step.attention.members
+        self._sharing = SharingRule(config, layout, self.members, query_dtype.itemsize, sharing)
         on_gpu = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if on_gpu else None
         self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))
@@ -147,7 +148,7 @@ class DeviceModel:
         groups = group_rows(batch.adapters, batch.query_starts)
         shape = DecodeShape.of(batch, shared, groups)
         if shape not in self._inputs:
-            self._inputs[shape] = DecodeInputs(shape, self._table_width, self._members, self.device)
+            self._inputs[shape] = DecodeInputs(shape, self._table_width, self.members, self.device)
         fixed = self._inputs[shape]
         fixed.put(batch, shared, groups)
         logits = self._graphs.run(
@@ -156,7 +157,7 @@ class DeviceModel:
         return logits[: batch.num_decodes]
 
     def _shared(self, batch: StepBatch, *, recorded: bool) -> SlotLayout | None:
-        return self._sharing.choose(batch, recorded=recorded) if self._members else None
+        return self._sharing.choose(batch, recorded=recorded) if self.members else None
 
     def upload(self, batch: StepBatch, shared: SlotLayout | None = None, groups: RowGroups | None = None) -> StepInputs:
         """A checked batch on the device, in memory of its own."""
@@ -172,23 +173,8 @@ class DeviceModel:
         return ids
 
     def warm_up(self, arena: Any = None) -> None:
-        """Compile every kernel on a small arena of its own; `arena`, if given, is left alone."""
-        tokens = min(2 * self.layout.block_tokens, self.config.max_position, 64)
-        own = self.view(allocate(self.layout, 2 * tokens, self.device))
-        tables = np.arange(1, 2 * tokens + 1, dtype=np.int32).reshape(2, tokens)
-        chunk = np.arange(tokens - 1, dtype=np.int32)
-        ids = np.zeros(tokens, np.int32)
-        positions = np.concatenate([chunk[:1], chunk])
-        starts, lengths = np.array([0, 1, tokens], np.int32), np.array([1, tokens - 1], np.int32)
-        if tokens > 1:
-            self._once(StepBatch(ids, positions, starts, lengths, tables, np.zeros(1, np.int32), 1), own)
-        self._once(StepBatch(ids[:1], ids[:1], starts[:2], lengths[:1], tables[:1], ids[:1], 1), own)
-        one = np.ones(1, np.int32)
-        self._copy(own, one, 2 * one, one)
-        self.scrub_blocks(own.blocks, one)
-
-    def _once(self, batch: StepBatch, arena: DeviceArena) -> None:
-        self.step.run(self.upload(batch), arena.elements, arena.scales)
+        """Compile the kernels on a small arena of its own; `arena`, if given, is left alone."""
+        warm_up(self)
 
     def copy_blocks(self, arena: Any, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer, at once.

@@ -7,20 +7,23 @@ memory (`device_inputs.py`) a decode step can be recorded as a CUDA graph. Calle
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import linear
 
+from common.errors import Internal
 from decoder.kernels.activation.triton import gate
 from decoder.kernels.lora import plan as lora_plan
 from decoder.kernels.lora.plan import AdapterRows
 from decoder.kernels.lora.triton import add
+from decoder.kernels.mixture.triton import mix
 from decoder.kernels.norm.triton import norm
 from decoder.models.config import ModelConfig
 from decoder.models.device_adapters import part_ends
 from decoder.models.device_attention import DeviceAttention
 from decoder.models.device_batch import StepInputs
-from decoder.models.device_weights import DeviceWeights
+from decoder.models.device_weights import DeviceWeights, Experts, Feed
 
 
 class DeviceStep:
@@ -62,10 +65,7 @@ class DeviceStep:
                 mixed, layer.mlp_norm, hidden, epsilon=epsilon, residual=residual,
                 post_weight=layer.attention_post_norm,
             )  # fmt: skip
-            both = product(lora_plan.GATE_UP, hidden, layer.gate_up, layer.gate_up_bias)
-            gated = torch.empty((len(both), both.shape[1] // 2), dtype=self._dtype, device=self._device)
-            gate(both, gated, activation=config.activation)
-            branch = product(lora_plan.DOWN, gated, layer.down, layer.down_bias)
+            branch = self._mlp(layer.mlp, hidden, inputs, product)
             norm(branch, next_norm, hidden, epsilon=epsilon, residual=residual, post_weight=layer.mlp_post_norm)
         if inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
@@ -88,3 +88,29 @@ class DeviceStep:
         if adapters is not None:
             add(x, output, adapters, layer, product, self._part_ends[product])
         return output
+
+    def _mlp(
+        self, mlp: Feed | Experts, hidden: torch.Tensor, inputs: StepInputs, product: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        if isinstance(mlp, Feed):
+            both = product(lora_plan.GATE_UP, hidden, mlp.gate_up, mlp.gate_up_bias)
+            return product(lora_plan.DOWN, self._gated(both), mlp.down, mlp.down_bias)
+        settings = self._config.experts
+        if settings is None:
+            raise Internal("a layer has experts, and its model none")
+        shared = None
+        if mlp.shared is not None:
+            shared = linear(self._gated(linear(hidden, mlp.shared.gate_up)), mlp.shared.down)
+        mixture = torch.empty(hidden.shape, dtype=torch.float32, device=self._device)
+        # In float32: a rounded product would choose other experts.
+        logits = linear(hidden.float(), mlp.router)
+        mix(
+            hidden, logits, mlp.gate_up, mlp.down, mixture, used=settings.per_token, normalize=settings.normalize,
+            activation=self._config.activation, shared=shared, lengths=inputs.lengths[: inputs.num_decodes],
+        )  # fmt: skip
+        return mixture
+
+    def _gated(self, both: torch.Tensor) -> torch.Tensor:
+        gated = torch.empty((len(both), both.shape[1] // 2), dtype=self._dtype, device=self._device)
+        gate(both, gated, activation=self._config.activation)
+        return gated

@@ -4,6 +4,9 @@ Owns how they are read from the common form (`decoder/weights/`) into the places
 the caller gives. Built once at load, read by `device_step.py`.
 """
 
+# Methods of torch without annotations.
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,8 +25,29 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """A gated feed-forward part: gate_up [2 * inner, hidden], down [hidden, inner]."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: router float32 [experts, hidden], with a row more for the gate of `shared` where there is one;
+    gate_up [experts, 2 * inner, hidden], down [experts, hidden, inner]."""
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: Feed | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLayer:
-    """One layer. Norm weights float32; `qkv` [queries + 2 * kv, hidden], `gate_up` [2 * inner, hidden].
+    """One layer. Norm weights float32; `qkv` [queries + 2 * kv, hidden].
 
     attention_post_norm and mlp_post_norm norm what a half puts out before it is added (None without); head_norms are
     those of single query and key heads. window 0 means all keys.
@@ -37,10 +61,7 @@ class DeviceLayer:
     output_bias: torch.Tensor | None
     attention_post_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    mlp: Feed | Experts
     mlp_post_norm: torch.Tensor | None
     rotation: Rotation
     window: int
@@ -122,9 +143,11 @@ def _fill(
         for name in place.sources:
             # Converted before it is moved, so that what goes over the bus is what is kept.
             part = torch.from_numpy(np.array(read(name), np.float32)).to(place.dtype)
+            if part.ndim < target.ndim:
+                part = part[None]  # the gate of a shared expert is one row of a router
             target[row : row + len(part)].copy_(part)
             row += len(part)
-        if place.name.endswith(".down"):
+        if place.name.endswith((".down", ".expert_down")):
             done += 1
             report(done / (config.num_layers + 1))
 
@@ -135,6 +158,17 @@ def _weights(config: ModelConfig, layout: DeviceLayout, memory: WeightMemory) ->
         rope: (tensors[f"rope.{index}.cosines"], tensors[f"rope.{index}.sines"])
         for index, rope in enumerate(layout.ropes)
     }
+
+    def feed(own: str) -> Feed:
+        biases = (tensors.get(f"{own}{name}_bias") for name in ("gate_up", "down"))
+        return Feed(tensors[f"{own}gate_up"], tensors[f"{own}down"], *biases)
+
+    def experts(own: str) -> Experts:
+        down = tensors[f"{own}expert_down"]
+        apart = (down.shape[0] // config.hidden_size, -1)
+        gate_up = tensors[f"{own}expert_gate_up"].unflatten(0, apart)
+        shared = feed(f"{own}shared_") if f"{own}shared_down" in tensors else None
+        return Experts(tensors[f"{own}router"], gate_up, down.unflatten(0, apart), shared)
 
     def layer(index: int) -> DeviceLayer:
         own = f"layer.{index}."
@@ -147,10 +181,7 @@ def _weights(config: ModelConfig, layout: DeviceLayout, memory: WeightMemory) ->
             output_bias=tensors.get(f"{own}output_bias"),
             attention_post_norm=tensors.get(f"{own}attention_post_norm"),
             mlp_norm=tensors[f"{own}mlp_norm"],
-            gate_up=tensors[f"{own}gate_up"],
-            gate_up_bias=tensors.get(f"{own}gate_up_bias"),
-            down=tensors[f"{own}down"],
-            down_bias=tensors.get(f"{own}down_bias"),
+            mlp=feed(own) if f"{own}down" in tensors else experts(own),
             mlp_post_norm=tensors.get(f"{own}mlp_post_norm"),
             rotation=rotations[config.layer_rope(index)],
             window=config.layers[index].window or 0,

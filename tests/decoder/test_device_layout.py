@@ -12,7 +12,7 @@ import torch
 from common.errors import InvalidArgument
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from decoder.models.device_layout import ALIGNMENT, FIRST_OFFSET, Place, device_layout
-from decoder.models.device_weights import OwnMemory, load_weights
+from decoder.models.device_weights import Experts, OwnMemory, load_weights
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
@@ -59,12 +59,42 @@ def test_what_is_filled_is_not_read() -> None:
     assert sorted(read) == sorted(shapes) and memory.filled
     second = load_weights(CONFIG, reading, torch.float32, lambda done: None, lambda layout: memory)
     assert len(read) == len(shapes)
-    assert second.layers[1].gate_up.data_ptr() == first.layers[1].gate_up.data_ptr()
+    assert second.layers[1].mlp.gate_up.data_ptr() == first.layers[1].mlp.gate_up.data_ptr()
     assert first.layers[0].qkv.shape == (64 + 2 * 32, 64) and first.layers[0].window == 9
 
 
-def test_experts_are_refused_by_name() -> None:
+def with_experts(count: int, shared: int = 0) -> ModelConfig:
+    """One layer of experts of 32, and one without."""
+    layers = (LayerConfig(experts=True), LayerConfig())
+    return replace(CONFIG, experts=ExpertsConfig(count, 2, 32, True, shared), layers=layers)
+
+
+@pytest.mark.parametrize("shared", [0, 48])
+def test_experts_lie_together(shared: int) -> None:
+    """Every tensor of the common form has a place; those of all experts are one run, the router's gate its last row."""
+    config = with_experts(4, shared)
+    layout, shapes = device_layout(config, torch.bfloat16), expected_shapes(config)
+    sources = [name for place in layout.places.values() for name in place.sources]
+    assert sorted(sources) == sorted(shapes)
+    numbers = {name: np.random.default_rng(i).random(shapes[name], "f4") for i, name in enumerate(shapes)}
+    done: list[float] = []
+    memory = OwnMemory(torch.device("cpu"))
+    weights = load_weights(config, numbers.__getitem__, torch.float32, done.append, lambda _: memory)
+    experts = weights.layers[0].mlp
+    assert isinstance(experts, Experts) and not isinstance(weights.layers[1].mlp, Experts)
+    prefix = "model.layers.0.mlp."
+    assert np.array_equal(experts.gate_up[3, 32:], numbers[f"{prefix}experts.3.up_proj.weight"])
+    assert np.array_equal(experts.down[2], numbers[f"{prefix}experts.2.down_proj.weight"])
+    assert np.array_equal(experts.router[:4], numbers[f"{prefix}gate.weight"])
+    assert (experts.shared is None) == (not shared)
+    if experts.shared is not None:
+        assert np.array_equal(experts.router[4], numbers[f"{prefix}shared_expert_gate.weight"])
+        assert experts.shared.down.shape == (64, 48)
+    assert done == [1 / 3, 2 / 3]
+
+
+def test_more_experts_than_a_router_has_are_refused_by_name() -> None:
     """Before any memory is asked for."""
-    with pytest.raises(InvalidArgument, match="experts"):
-        device_layout(replace(CONFIG, experts=ExpertsConfig(4, 2, 32, True)), torch.float32)
+    with pytest.raises(InvalidArgument, match=r"experts\.count"):
+        device_layout(with_experts(1025), torch.float32)
     assert Place("x", (), (3, 5), torch.float32).num_bytes == 60

@@ -15,7 +15,7 @@ from bench.gpu_plan import Cell, cells
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels.sample.triton import Draws
-from decoder.models.config import ModelConfig, digest_config
+from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, digest_config
 from decoder.models.decode_graphs import DirectRecorder, Recorder
 from decoder.models.device_arena import allocate
 from decoder.models.device_model import DeviceModel
@@ -28,10 +28,16 @@ DEVICE = torch.device("cuda")
 
 
 def model_of(
-    recorder: Recorder | None = None, kv_dtype: str = "bfloat16", sharing: SharingCosts = DEFAULT_COSTS
+    recorder: Recorder | None = None,
+    kv_dtype: str = "bfloat16",
+    sharing: SharingCosts = DEFAULT_COSTS,
+    experts: ExpertsConfig | None = None,
 ) -> DeviceModel:
     """Two layers of 8 heads by 2, 64 elements, bfloat16 weights."""
-    config = ModelConfig("llama", 1000, 2, 8, 2, 64, 256, 512, 1e-5, RopeConfig(1e4, 64), 512, (2,), None, False)
+    config = ModelConfig(
+        "llama", 1000, 2, 8, 2, 64, 256, 512, 1e-5, RopeConfig(1e4, 64), 512, (2,), None, False, experts=experts,
+        layers=(LayerConfig(experts=experts is not None),) * 2,
+    )  # fmt: skip
     layout = KvLayout.of(2, 2, 64, 16, kv_dtype)
     shapes, numbers = expected_shapes(config), torch.Generator().manual_seed(0)
     return DeviceModel(
@@ -117,6 +123,29 @@ def test_adapters_in_a_graph() -> None:
         assert np.array_equal(*results)
         changed = np.abs(results[0] - base).max(1) > 0.05 * np.abs(base).max()
         assert changed.tolist() == [it is not None for it in order]
+
+
+@pytest.mark.parametrize("shared", [0, 96])
+def test_experts_in_a_graph(shared: int) -> None:
+    """Five and nine decodes, which leave places of their buckets empty: the bits of steps launched anew; and a chunk
+    gives the logits of its decodes within rounding."""
+    recorded, direct = (model_of(it, experts=ExpertsConfig(8, 2, 128, True, shared)) for it in (None, DirectRecorder()))
+    arena = arena_of(recorded, 9 * 32)
+    for seed in range(2):
+        for count in (5, 9):
+            batch = decodes([40 * (i + 1) + seed for i in range(count)], seed)
+            got, want = (model.forward(batch, arena).copy() for model in (recorded, direct))
+            assert np.isfinite(got).all()
+            assert np.array_equal(got, want)
+    rows = np.arange(40, dtype=np.int32)
+    table, zero = np.arange(1, 33, dtype=np.int32)[None], np.zeros(1, np.int32)
+    chunk = StepBatch(rows, rows, np.array([0, 40], np.int32), zero + 40, table, rows[-1:], 0)
+    whole = recorded.forward(chunk, allocate(recorded.layout, 32, DEVICE)).copy()
+    again = allocate(recorded.layout, 32, DEVICE)
+    for at in range(40):
+        one = StepBatch(rows[at : at + 1], zero + at, np.array([0, 1], np.int32), zero + at + 1, table, zero, 1)
+        last = recorded.forward(one, again).copy()
+    assert np.abs(whole - last).max() < 0.1 * np.abs(whole).max()
 
 
 def test_a_step_can_be_started_while_the_one_before_is_read() -> None:

@@ -82,3 +82,31 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def low_rank(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """B (A x) of rows x [rows, inputs] for A [ranks, inputs] and B [outputs, ranks], float64."""
     return x.double() @ down.double().T @ up.double().T
+
+
+def mixture(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    used: int,
+    normalize: bool,
+    activation: str = "silu",
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows x [rows, width] through `used` of the experts, float64, row by row; see `decoder.kernels.mixture.mix`."""
+    experts = gate_up.shape[0]
+    shares = logits[:, :experts].double().softmax(-1)
+    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
+    result = torch.zeros(x.shape, dtype=torch.float64)
+    for row, share in enumerate(shares):
+        # Of equal shares the lower numbers.
+        chosen = sorted(range(experts), key=lambda expert: (-float(share[expert]), expert))[:used]
+        total = share[chosen].sum() if normalize else 1.0
+        for expert in chosen:
+            first, second = (gate_up[expert].double() @ x[row].double()).chunk(2)
+            first = silu(first) if activation == "silu" else gelu(first, approximate="tanh")
+            result[row] += share[expert] / total * (down[expert].double() @ (first * second))
+        if shared is not None:
+            result[row] += torch.sigmoid(logits[row, experts].double()) * shared[row].double()
+    return result

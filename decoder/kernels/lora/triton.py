@@ -35,7 +35,7 @@ def shrink_kernel(
     lowered: tl.tensor,
     addresses: tl.tensor,
     tiles: tl.tensor,
-    rows: tl.tensor,
+    row_ids: tl.tensor,
     entry: tl.tensor,
     inputs: tl.tensor,
     cut: tl.tensor,
@@ -58,7 +58,7 @@ def shrink_kernel(
             first = tl.load(tiles + tile * 2)
             o_rows = tl.arange(0, ROWS)
             m_rows = o_rows < count
-            b_rows = tl.load(rows + first + o_rows, mask=m_rows, other=0).to(tl.int64)
+            b_rows = tl.load(row_ids + first + o_rows, mask=m_rows, other=0).to(tl.int64)
             ranks = first_rank + tl.arange(0, RANKS)
             part = tl.program_id(2)
             acc = tl.zeros([ROWS, RANKS], tl.float32)
@@ -83,7 +83,7 @@ def expand_kernel(
     output: tl.tensor,
     addresses: tl.tensor,
     tiles: tl.tensor,
-    rows: tl.tensor,
+    row_ids: tl.tensor,
     entry: tl.tensor,
     first_end: tl.tensor,
     second_end: tl.tensor,
@@ -119,7 +119,7 @@ def expand_kernel(
             first = tl.load(tiles + tile * 2)
             o_rows = tl.arange(0, ROWS)
             m_rows = o_rows < count
-            b_rows = tl.load(rows + first + o_rows, mask=m_rows, other=0).to(tl.int64)
+            b_rows = tl.load(row_ids + first + o_rows, mask=m_rows, other=0).to(tl.int64)
             columns = begin + block * COLUMNS + tl.arange(0, COLUMNS)
             inside = columns < end
             o_lowered = (first + o_rows).to(tl.int64) * lowered_stride

@@ -16,18 +16,10 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiling needs a process without the interpreter", allow_module_level=True)
 
-from bench.gpu_cases import (
-    Case,
-    decode_case,
-    lora_cases,
-    main_cases,
-    prefill_case,
-    quantised_cases,
-    shared_case,
-    small_cases,
-    wide_cases,
-)
+from bench.gpu_case import Case
+from bench.gpu_cases import decode_case, main_cases, prefill_case, quantised_cases, shared_case, wide_cases
 from bench.gpu_resources import BLOCK_SHARED, Resources, machine_code, measure
+from bench.gpu_row_cases import lora_cases, product_cases, small_cases
 from decoder.kernels.gpu import FLOAT8
 from decoder.kernels.paged_decode.triton import choose_config
 
@@ -37,7 +29,7 @@ DEFAULT = [
     *(make(target) for target in ("80", "100") for make in (prefill_case, decode_case)),
     decode_case("gfx942"),
     *(shared_case(target) for target in ("80", "100", "gfx942")),
-    *(case for target in ("80", "100", "gfx942") for case in lora_cases(target)),
+    *(case for target in ("80", "100", "gfx942") for make in (lora_cases, product_cases) for case in make(target)),
     *(case for target in ("80", "90", "100") for case in quantised_cases(target)),
     decode_case("90", 256, windowed=True, soft_cap=True),
 ]
@@ -91,8 +83,10 @@ def test_prefill_uses_the_wide_matrix_units() -> None:
 
 
 def test_tiles_are_loaded_ahead() -> None:
-    """Keys and values are copied asynchronously, with more than one tile under way; without stages they are not."""
-    for case in (prefill_case("90"), prefill_case("80"), decode_case("90"), decode_case("80")):
+    """Keys and values, and weights of experts, are copied asynchronously, with more than one tile under way; without
+    stages they are not."""
+    attention = (prefill_case("90"), prefill_case("80"), decode_case("90"), decode_case("80"))
+    for case in (*attention, *product_cases("90"), *product_cases("80")):
         assert re.search(r"cp\.async\.c[ag]\.shared", measure(case).assembly)
         assert re.search(r"cp\.async\.wait_group\s+(0x)?[1-9]", measure(case).assembly)
     assert "cp.async" not in measure(_changed(decode_case("90"), stages=1)).assembly

@@ -32,17 +32,20 @@ SMALL = {
     "prefill": {"length": 20},
     "step": {"layers": 1, "batch": 1, "hidden": 32, "inner": 32, "vocab": 64, "length": 20, "shared": 0},
 }
+EXPERT_STEP = {**SMALL["step"], "experts": (4, 2, 32)}
 SHARED_STEP = {**SMALL["step"], "batch": 2, "length": 257, "shared": 256}
 
 
 def small(cell: Cell) -> Cell:
     """The same cell with tiny sizes."""
     changes = SHARED_STEP if "together" in cell.params else SMALL[cell.kind]
+    changes = EXPERT_STEP if "experts" in cell.params else changes
     return dataclasses.replace(cell, params={**cell.params, **changes}, bytes_moved=1 << 20)
 
 
+TOLD_APART = ("stored", "pages", "recorded", "together", "adapters", "experts")
 ONE_OF_EACH = {
-    (cell.kind, *(cell.params.get(name) for name in ("stored", "pages", "recorded", "together", "adapters"))): cell
+    (cell.kind, *(cell.params.get(name) for name in TOLD_APART)): cell
     for cell in cells()
     if cell.section not in ("mixed", "pages") and not (cell.kind == "decode" and "shared" in cell.params)
 }

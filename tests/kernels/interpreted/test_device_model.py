@@ -12,7 +12,9 @@ import torch
 from common.errors import Internal, InvalidArgument
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
+from decoder.kernels.lora import triton as lora
 from decoder.kernels.sample.triton import Draws
+from decoder.kernels.shared_prefix_decode import triton as shared_decode
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, digest_config
 from decoder.models.decode_graphs import DecodeGraphs, Step
 from decoder.models.device_inputs import BUCKETS, bucket_of
@@ -112,18 +114,40 @@ def oracle_logits(config: ModelConfig, token_ids: np.ndarray, stored: torch.dtyp
         x = x + (norm(a, f"{prefix}post_attention_layernorm.weight") if config.post_norms else a)
         before = "pre_feedforward" if config.post_norms else "post_attention"
         h = norm(x, f"{prefix}{before}_layernorm.weight")
-        biases = [get[f"{prefix}mlp.{n}_proj.bias"] if config.mlp_bias else 0.0 for n in ("gate", "up", "down")]
-        first, up = (
-            h @ get[f"{prefix}mlp.{name}_proj.weight"].T + bias
-            for name, bias in zip(("gate", "up"), biases, strict=False)
-        )
-        functional = torch.nn.functional
-        first = functional.silu(first) if config.activation == "silu" else functional.gelu(first, approximate="tanh")
-        m = (first * up) @ get[f"{prefix}mlp.down_proj.weight"].T + biases[2]
+        m = oracle_mlp(config, layer.experts, get, f"{prefix}mlp.", h)
         x = x + (norm(m, f"{prefix}post_feedforward_layernorm.weight") if config.post_norms else m)
     head = get["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
     logits = norm(x, "model.norm.weight") @ head.T
     return config.logit_cap * torch.tanh(logits / config.logit_cap) if config.logit_cap else logits
+
+
+def oracle_mlp(
+    config: ModelConfig, experts: bool, get: dict[str, torch.Tensor], prefix: str, h: torch.Tensor
+) -> torch.Tensor:
+    """The feed-forward part of rows h, dense or of experts."""
+    functional = torch.nn.functional
+
+    def gated(name: str, biased: bool) -> torch.Tensor:
+        biases = [get[f"{name}{n}_proj.bias"] if biased else 0.0 for n in ("gate", "up", "down")]
+        first, up = (
+            h @ get[f"{name}{n}_proj.weight"].T + bias for n, bias in zip(("gate", "up"), biases, strict=False)
+        )
+        first = functional.silu(first) if config.activation == "silu" else functional.gelu(first, approximate="tanh")
+        return (first * up) @ get[f"{name}down_proj.weight"].T + biases[2]
+
+    settings = config.experts
+    if not experts or settings is None:
+        return gated(prefix, config.mlp_bias)
+    router = [get[f"{prefix}gate.weight"]]
+    if settings.shared:
+        router.append(get[f"{prefix}shared_expert_gate.weight"].reshape(1, -1))
+    each = [f"{prefix}experts.{index}." for index in range(settings.count)]
+    both = [torch.cat([get[f"{name}{n}_proj.weight"] for n in ("gate", "up")]) for name in each]
+    down = [get[f"{name}down_proj.weight"] for name in each]
+    return oracles.mixture(
+        h, h @ torch.cat(router).T, torch.stack(both), torch.stack(down), settings.per_token, settings.normalize,
+        config.activation, gated(f"{prefix}shared_expert.", False) if settings.shared else None,
+    )  # fmt: skip
 
 
 class Row:
@@ -160,7 +184,17 @@ def arena_of(model: DeviceModel, num_blocks: int) -> torch.Tensor:
     return torch.full((num_blocks + 1, *model.layout.block_shape), torch.nan, device=DEVICE)
 
 
-@pytest.mark.parametrize("config", [config_of(), everything()], ids=["llama", "everything"])
+def experts_beside_norms() -> ModelConfig:
+    """Experts with a shared one in one layer of two, shares of all, and norms after each half, which no family has."""
+    return config_of(
+        qk_norms=True, post_norms=True, activation="gelu_tanh", experts=ExpertsConfig(5, 2, 24, False, 40),
+        layers=(LayerConfig(experts=True), LayerConfig()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config", [config_of(), everything(), experts_beside_norms()], ids=["llama", "everything", "experts"]
+)
 def test_logits_equal_the_oracle(config: ModelConfig) -> None:
     """Chunks beside decodes, then decodes alone in fixed memory, on scattered blocks of poisoned memory."""
     model = model_of(config)
@@ -264,10 +298,10 @@ def test_ids_are_drawn_where_the_logits_are() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Experts by name, a foreign arena, and a copy that reads what it writes."""
-    experts = config_of(experts=ExpertsConfig(4, 2, 32), layers=(LayerConfig(experts=True), LayerConfig()))
-    with pytest.raises(InvalidArgument, match=r"model\.experts"):
-        model_of(experts)
+    """More experts than a router has, by name, a foreign arena, and a copy that reads what it writes."""
+    experts = config_of(experts=ExpertsConfig(2000, 2, 32), layers=(LayerConfig(experts=True), LayerConfig()))
+    with pytest.raises(InvalidArgument, match=r"model\.experts\.count"):
+        model_of(experts, tensors={"none": np.zeros(1)})
     model = model_of(config_of())
     with pytest.raises(Internal, match="does not fit"):
         model.forward(batch_of([(Row(np.arange(3), [1]), 3)]), arena_of(model, 2).half())
@@ -303,12 +337,34 @@ def test_an_engine_gives_the_tokens_of_the_cpu_model(tmp_path: Path) -> None:
     assert len(tokens[0]) == 4
 
 
-def test_warm_up_touches_no_arena() -> None:
-    """Compiling works on memory of its own; poisoned blocks stay what they are, scrubbed ones do not."""
-    model = model_of(config_of(max_position=16))
+@pytest.mark.parametrize("config", [config_of(max_position=16), config_of(max_position=40), experts_beside_norms()])
+def test_warm_up_touches_no_arena(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling works on memory of its own; poisoned blocks stay what they are, scrubbed ones do not. Where a context
+    may be longer than a block, the decode of a shared run is compiled too."""
+    called: list[str] = []
+    for module, name in ((shared_decode, "attend"), (lora, "shrink_kernel")):
+        monkeypatch.setattr(module, name, Noted(getattr(module, name), name, called))
+    model = model_of(config)
     arena = arena_of(model, 2)
     model.warm_up(arena)
     assert torch.isnan(arena).all()
+    assert ("attend" in called) == (config.max_position > 16)
+    assert "shrink_kernel" in called
     model.scrub_blocks(arena, np.array([1], np.int32))
     assert not arena[1].any()
     assert torch.isnan(arena[[0, 2]]).all()
+
+
+class Noted:
+    """A call, or a kernel, that notes its name when it is used."""
+
+    def __init__(self, inner: Any, name: str, called: list[str]) -> None:
+        self._inner, self._name, self._called = inner, name, called
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self._called.append(self._name)
+        return self._inner(*arguments, **options)
+
+    def __getitem__(self, grid: Any) -> Any:
+        self._called.append(self._name)
+        return self._inner[grid]
