@@ -124,13 +124,13 @@ def test_tree_hangs_each_node_below_its_parent() -> None:
     )
     assert text.splitlines() == [
         "@public",
-        "└─ #5  tokens 0..15, 1 blocks",
-        "   └─ #6  tokens 16..31, 1 blocks, of blue",
+        "└─ #5  tokens 0..15, 1 block",
+        "   └─ #6  tokens 16..31, 1 block, of blue",
         "acme",
-        "└─ #1  tokens 0..15, 1 blocks",
-        "   ├─ #2  tokens 16..31, 1 blocks, 2 holders",
-        "   │  └─ #4  tokens 32..47, 1 blocks, priority 70, ends in 9 s",
-        "   └─ #3  tokens 16..31, 1 blocks, pinned",
+        "└─ #1  tokens 0..15, 1 block",
+        "   ├─ #2  tokens 16..31, 1 block, 2 holders",
+        "   │  └─ #4  tokens 32..47, 1 block, priority 70, ends in 9 s",
+        "   └─ #3  tokens 16..31, 1 block, pinned",
     ]
 
 
