@@ -24,8 +24,7 @@ from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
 from common.layout import TOKEN_BYTES
 
 # Passes over one attribute of many nodes: a third of the cost of a loop, and no tuple of all of them is made.
-_NODE_ID, _START, _EDGE = attrgetter("node_id"), attrgetter("start"), attrgetter("edge")
-_BLOCKS, _TAIL = attrgetter("blocks"), attrgetter("tail")
+_NODE_ID, _KEY, _TAIL = attrgetter("node_id"), attrgetter("key"), attrgetter("tail")
 
 
 class Forest:
@@ -84,6 +83,7 @@ class Forest:
         if count < len(node.blocks):
             node = self.split(node, count)
         node.anchored += 1
+        node.leaf_of = None
         tree.anchor = node
 
     def drop_tree(self, tree: Tree) -> None:
@@ -111,15 +111,15 @@ class Forest:
         self, parent: Node, edge: bytes, blocks: BlockRun, priority: int, *, tail: bool, expires_ns: int = NEVER
     ) -> Node:
         """Hangs a new node below the end of `parent`."""
+        key = edge[: self.block_bytes]
         node = Node(
             self._new_id(), parent.tree, parent, edge, blocks, parent.end, tail=tail, priority=priority,
-            last_use=self.uses, expires_ns=expires_ns,
+            last_use=self.uses, expires_ns=expires_ns, key=key,
         )  # fmt: skip
-        key = edge[: self.block_bytes]
         if parent.children is NO_CHILDREN:
             parent.children = Children()
         parent.children.add(key, node)
-        parent.tails += tail
+        parent.leaf_of, parent.tails = None, parent.tails + tail
         self.nodes[node.node_id] = node
         self.queue.will_expire(node)
         self._list(node, blocks, node.start)
@@ -148,15 +148,17 @@ class Forest:
             raise ValueError("the root has no edge to split")
         upper = Node(
             self._new_id(), lower.tree, parent, lower.edge[: count * size], lower.blocks[:count], lower.start,
-            priority=lower.priority, last_use=lower.last_use, expires_ns=lower.expires_ns,
+            priority=lower.priority, last_use=lower.last_use, expires_ns=lower.expires_ns, key=lower.key,
         )  # fmt: skip
-        parent.children.replace(lower.edge[:size], upper)
+        parent.children.replace(lower.key, upper)
         lower.edge = lower.edge[count * size :]
         lower.blocks = lower.blocks[count:]
         lower.start += count
-        lower.parent = upper
+        lower.key = lower.edge[:size]
+        lower.parent, upper.leaf_of = upper, None
+        lower.leaf_of = upper if lower.leaf_of else None
         upper.children = Children()
-        upper.children.add(lower.edge[:size], lower)
+        upper.children.add(lower.key, lower)
         self.nodes[upper.node_id] = upper
         self.queue.will_expire(upper)
         self.node_of[upper.blocks] = upper.node_id
@@ -176,9 +178,8 @@ class Forest:
         parent = node.parent
         if parent is None or (node.children is not NO_CHILDREN and node.children) or node.anchored:
             raise ValueError("only a leaf can be removed")
-        ghosts, tokens = self.ghosts, node.edge[: self.block_bytes]
-        ghosts.note((node.tree, node.start, tokens, len(node.blocks), parent.node_id, ghosts.stamp))
-        emptied = parent.children.remove(tokens)
+        self.ghosts.note((node.tree, node.start, node.key, len(node.blocks), parent.node_id, self.ghosts.stamp))
+        emptied = parent.children.remove(node.key)
         if node.tail:
             parent.tails -= 1
         del self.nodes[node.node_id]
@@ -189,12 +190,12 @@ class Forest:
 
     def cut_off(self, node: Node) -> BlockRun:
         """Takes a node and all that hangs below it out of its tree, held or not; their blocks, which are unlisted."""
-        parent, tokens = node.parent, node.edge[: self.block_bytes]
+        parent = node.parent
         if parent is None:
             raise ValueError("the root is never cut off")
-        self.ghosts.note((node.tree, node.start, tokens, len(node.blocks), parent.node_id, self.ghosts.stamp))
+        self.ghosts.note((node.tree, node.start, node.key, len(node.blocks), parent.node_id, self.ghosts.stamp))
         parent.tails -= node.tail
-        if parent.children.remove(tokens):
+        if parent.children.remove(node.key):
             self._has_become_leaf(parent)
         gone = [node]
         for below in gone:
@@ -204,18 +205,17 @@ class Forest:
         self.node_of[blocks] = 0
         return blocks
 
-    def remove_leaves(self, nodes: list[Node]) -> None:
-        """As `remove`, for leaves of one parent that stand in no order any more."""
-        parent, tree, ghosts, size = nodes[0].parent, nodes[0].tree, self.ghosts, self.block_bytes
+    def remove_leaves(self, nodes: list[Node], counts: list[int]) -> None:
+        """As `remove`, for leaves of one parent that stand in no order any more and have so many blocks."""
+        parent, keys = nodes[0].parent, list(map(_KEY, nodes))
         if parent is None:
             raise ValueError("the root is no leaf")
-        keys = [edge[:size] for edge in map(_EDGE, nodes)]
-        above, stamp = repeat(parent.node_id), repeat(ghosts.stamp)
-        ghosts.note_all(zip(repeat(tree), map(_START, nodes), keys, map(len, map(_BLOCKS, nodes)), above, stamp))
-        emptied = parent.children.remove_all(keys)
-        parent.tails -= sum(map(_TAIL, nodes))
+        tree, start, above, stamp = map(repeat, (parent.tree, parent.end, parent.node_id, self.ghosts.stamp))
+        self.ghosts.note_all(zip(tree, start, keys, counts, above, stamp, strict=False))
+        if parent.tails:
+            parent.tails -= sum(map(_TAIL, nodes))
         deque(map(self.nodes.__delitem__, map(_NODE_ID, nodes)), maxlen=0)
-        if emptied:
+        if parent.children.remove_all(keys):
             self._has_become_leaf(parent)
 
     def _has_become_leaf(self, node: Node) -> None:

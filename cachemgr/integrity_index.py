@@ -127,6 +127,10 @@ def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
     for child in node.children:
         if child.parent is not node or child.tree is not node.tree:
             found.append(f"node {child.node_id}: its parent is not the node that has it as a child")
+        if child.key != child.edge[:size]:
+            found.append(f"node {child.node_id}: its key is not its first block")
+        if child.leaf_of is not None and (child.leaf_of is not node or child.children or child.anchored):
+            found.append(f"node {child.node_id}: it passes for a leaf of its parent and is none")
         if child.start != node.end:
             found.append(f"node {child.node_id}: it does not start where its parent ends")
 

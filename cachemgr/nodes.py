@@ -31,9 +31,11 @@ class Node:
     edge:     packed little-endian int32 tokens
     start:    index of the first block in the sequence from the root
     children: by their first blocks; nodes without any share one empty map
+    key:      the first block of its edge, the very object that its parent's children have: its hash is known
+    leaf_of:  its parent, as long as nothing has hung below it; None once something did, or if it is a root
     tails:    how many children are tails
     anchored: how many trees with prefixes hang at its end: it is no leaf while there is one
-    order:    the order of eviction that it stands in
+    order:    the order of eviction that it stands in, at `place` (the order's own number)
     expires_ns: time after which it goes first; it never lies before that of a child, unless that is held
     name:     cached chained name of the last block; empty means not computed
     """
@@ -44,11 +46,14 @@ class Node:
         "children",
         "edge",
         "expires_ns",
+        "key",
         "last_use",
+        "leaf_of",
         "name",
         "node_id",
         "order",
         "parent",
+        "place",
         "priority",
         "start",
         "tail",
@@ -69,11 +74,13 @@ class Node:
         priority: int = 0,
         last_use: int = 0,
         expires_ns: int = NEVER,
+        key: bytes = b"",
     ) -> None:
         self.node_id = node_id
         self.tree = tree
-        self.parent = parent
+        self.parent = self.leaf_of = parent
         self.edge = edge
+        self.key = key
         self.blocks = blocks
         self.start = start
         self.tail = tail
@@ -83,6 +90,7 @@ class Node:
         self.tails = 0
         self.anchored = 0
         self.order: Order | None = None
+        self.place = 0
         self.expires_ns = expires_ns
         self.name = b""
 

@@ -8,15 +8,17 @@ and no tree: whether a node can go now is the caller's question.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from cachemgr.least_recent import LeastRecentlyUsed
 from cachemgr.nodes import Node
+
+__all__ = ["DEFAULT_POLICY", "POLICIES", "LeastRecentlyUsed", "Order", "Policy", "Sieve", "Worth"]
 
 _SLACK: Final = 1024  # dead entries that a heap tolerates before it is rebuilt
 _DEPTH_SCALE: Final = 256  # blocks before a block that double what it costs to compute it again
@@ -43,71 +45,15 @@ class Order(Protocol):
     def ahead(self, count: int) -> list[Node]:
         """At most `count` nodes that go next, one after the other; none where that cannot be told ahead."""
 
-    def drop(self, nodes: Iterable[Node]) -> None:
-        """Takes off nodes that are here and leave the tree with it: their `order` means nothing any more."""
+    def drop(self, nodes: Sequence[Node]) -> None:
+        """Takes off the first ones that `ahead` has just named, and which leave the tree with it: their `order` means
+        nothing any more."""
 
     def pop(self) -> Node | None:
         """Takes off the node that goes next, or None."""
 
     def nodes(self) -> list[Node]:
         """All nodes, for checks."""
-
-
-class LeastRecentlyUsed:
-    """By last use. A path is used from its end to its beginning, so that an end goes before what it hangs below."""
-
-    __slots__ = ("_nodes",)
-
-    def __init__(self) -> None:
-        self._nodes: OrderedDict[Node, None] = OrderedDict()
-
-    def use(self, node: Node) -> None:
-        """See Order."""
-        if node.order is self:
-            self._nodes.move_to_end(node)
-        else:
-            node.order = self
-            self._nodes[node] = None
-
-    def put_first(self, node: Node) -> None:
-        """See Order."""
-        node.order = self
-        self._nodes[node] = None
-        self._nodes.move_to_end(node, last=False)
-
-    def discard(self, node: Node) -> None:
-        """See Order."""
-        del self._nodes[node]
-        node.order = None
-
-    def first(self) -> Node | None:
-        """See Order."""
-        return next(iter(self._nodes), None)
-
-    def drain(self) -> Iterator[Node]:
-        """See Order."""
-        nodes = self._nodes
-        take = nodes.popitem
-        while nodes:
-            node = take(False)[0]
-            node.order = None
-            yield node
-
-    def ahead(self, count: int) -> list[Node]:
-        """See Order."""
-        return list(islice(self._nodes, count))
-
-    def drop(self, nodes: Iterable[Node]) -> None:
-        """See Order."""
-        deque(map(self._nodes.__delitem__, nodes), maxlen=0)
-
-    def pop(self) -> Node | None:
-        """See Order."""
-        return next(self.drain(), None)
-
-    def nodes(self) -> list[Node]:
-        """See Order."""
-        return list(self._nodes)
 
 
 class _OneByOne:
@@ -123,7 +69,7 @@ class _OneByOne:
         """See Order."""
         return []
 
-    def drop(self, nodes: Iterable[Node]) -> None:
+    def drop(self, nodes: Sequence[Node]) -> None:
         """See Order."""
         for node in nodes:
             self.discard(node)

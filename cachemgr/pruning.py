@@ -73,7 +73,7 @@ def _prune_below(state: CacheState, node: Node, above: bytes, reachable: Reachab
     parent = lower.parent
     if parent is None:
         raise ValueError("the root is never pruned")
-    parent.children.remove(lower.edge[:size])
+    parent.children.remove(lower.key)
     parent.tails -= lower.tail
     runs = _forget(state, [lower])
     forest.queue.push(parent, first=True)

@@ -168,7 +168,7 @@ class PrefixIndex:
                 node, inside = child, 0
                 continue
             existing = join_runs(found)
-            new = blocks[len(existing) :]
+            new = blocks[len(existing) :] if found else blocks  # a view would be one object more for each node
             superseded = self.forest.drop_tails(node, key)
             is_leaf = not node.children and not node.anchored
             if grow and not found and is_leaf and 0 < len(node.blocks) < MAX_GROWN_BLOCKS:

@@ -26,8 +26,7 @@ from cachemgr.policies import Order
 _LAST = (1 << 62, 1 << 62)  # after every head
 _FEWEST_LEAVES: Final = 4  # below this, one by one is cheaper
 _MOST_LEAVES: Final = 256
-_BLOCKS, _CHILDREN, _PARENT = attrgetter("blocks"), attrgetter("children"), attrgetter("parent")
-_ANCHORED, _RANK = attrgetter("anchored"), attrgetter("priority", "last_use")
+_BLOCKS, _LEAF_OF, _RANK = attrgetter("blocks"), attrgetter("leaf_of"), attrgetter("priority", "last_use")
 
 
 class Reclaimer:
@@ -107,37 +106,39 @@ class Reclaimer:
         total = 0
         while count > total:
             first = order.first()
-            most = 0 if first is None or first.children is not NO_CHILDREN else (count - total) // len(first.blocks)
+            most = 0 if first is None or first.leaf_of is None else (count - total) // len(first.blocks)
             nodes = order.ahead(min(most, _MOST_LEAVES)) if most >= _FEWEST_LEAVES else []
             num = 0 if len(nodes) < _FEWEST_LEAVES else _leading_leaves(nodes, until)
             if num < _FEWEST_LEAVES:
                 break
             blocks = list(map(_BLOCKS, nodes[:num]))
-            ends = list(accumulate(map(len, blocks)))
+            counts = list(map(len, blocks))
             run = np.concatenate(blocks)
             held = self._references.take(run) != 1
             idle = int(held.argmax()) if np.count_nonzero(held) else len(run)
-            num = bisect_right(ends, min(idle, count - total))
-            if num < _FEWEST_LEAVES:
-                break
-            taken = ends[num - 1]
-            order.drop(nodes[:num])
-            self._forest.remove_leaves(nodes[:num])
-            runs.append(run[:taken])
-            total += taken
-            if idle < len(run):
+            most = min(idle, count - total)
+            if most < len(run):
+                ends = list(accumulate(counts))
+                num = bisect_right(ends, most)
+                if num < _FEWEST_LEAVES:
+                    break
+                run = run[: ends[num - 1]]
+            leaves = nodes[:num]
+            order.drop(leaves)
+            self._forest.remove_leaves(leaves, counts[:num])
+            runs.append(run)
+            total += len(run)
+            if num < len(counts):
                 break
         return total
 
 
 def _leading_leaves(nodes: list[Node], until: tuple[int, int]) -> int:
-    """How many of the first nodes have nothing below them and the same parent, and rank no later than `until`."""
+    """How many of the first nodes are leaves of the same parent, and rank no later than `until`."""
     num = len(nodes)
-    parent = nodes[0].parent
-    for column, value in ((_CHILDREN, NO_CHILDREN), (_ANCHORED, 0), (_PARENT, parent)):
-        found = list(map(column, nodes[:num]))
-        if found.count(value) != num:  # by far cheaper than looking where
-            num = next(place for place, other in enumerate(found) if other is not value)
+    parents = list(map(_LEAF_OF, nodes))
+    if parents.count(parents[0]) != num:  # by far cheaper than looking where
+        num = next(place for place, other in enumerate(parents) if other is not parents[0])
     if until is not _LAST:
         num = next((place for place, rank in enumerate(map(_RANK, nodes[:num])) if rank > until), num)
     return num

@@ -58,7 +58,7 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
     replacement = None
     if count:
         replacement = _replace(state, session, lease, existing)
-    new = own[count:]
+    new = own[count:] if count else own
     if len(new):
         state.publish(lease, first + count, tokens[count * size :], new)
     lease.grew = count < len(own)

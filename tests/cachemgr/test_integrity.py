@@ -146,6 +146,18 @@ def wrong_key(state: CacheState) -> None:
     node.children._keys[0][0] = b"\0" * state.index.block_bytes
 
 
+def forget_the_key_of_a_node(state: CacheState) -> None:
+    idle_leaf(state).key = b"\1" * state.index.block_bytes
+
+
+def take_an_inner_node_for_a_leaf(state: CacheState) -> None:
+    inner(state).leaf_of = inner(state).parent
+
+
+def take_a_leaf_for_another_parents(state: CacheState) -> None:
+    idle_leaf(state).leaf_of = inner(state)
+
+
 def change_tokens_of_a_held_node(state: CacheState) -> None:
     lease = lease_of(state)
     node = state.index.forest.nodes[NodeId(int(state.index.forest.node_of[lease.table[1]]))]
@@ -379,6 +391,9 @@ CORRUPTIONS: list[Callable[[CacheState], None]] = [
     wrong_parent,
     unsorted_children,
     wrong_key,
+    forget_the_key_of_a_node,
+    take_an_inner_node_for_a_leaf,
+    take_a_leaf_for_another_parents,
     change_tokens_of_a_held_node,
     shorten_an_edge,
     tail_that_is_whole,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cachemgr import least_recent
 from cachemgr.ids import NodeId
 from cachemgr.nodes import NO_BLOCKS, Node, Tree
 from cachemgr.policies import POLICIES, LeastRecentlyUsed, Order, Sieve, Worth
@@ -38,6 +40,17 @@ def test_least_recently_used() -> None:
     assert order.first() is four
     order.discard(two)
     assert numbers(order) == [4, 3, 1]
+
+
+def test_those_ahead_are_the_next_ones_and_no_more() -> None:
+    """Entries of uses that later ones have struck out are passed over."""
+    order = LeastRecentlyUsed()
+    one, two, three, four = nodes(4)
+    for node in (one, two, three, two, four):
+        order.use(node)
+    assert [order.ahead(count) for count in range(4)] == [[], [one], [one, three], [one, three, two]]
+    order.drop([one, three])
+    assert numbers(order) == [2, 4]
 
 
 def test_sieve_spares_what_was_used_once_and_keeps_its_place() -> None:
@@ -92,10 +105,29 @@ def test_dead_entries_do_not_pile_up(name: str) -> None:
     """Uses cost no memory for good."""
     order = POLICIES[name].make_order()
     made = nodes(10)
+    most = 0
     for number in range(20_000):
         order.use(made[number % 10])
-    assert len(getattr(order, "_heap", ())) <= 1100
+        most = max(most, len(getattr(order, "_heap", ())), len(getattr(order, "_log", ())))
+    assert most <= 1100
     assert len(order.nodes()) == 10
+
+
+def test_what_is_put_first_costs_no_pass_over_all_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room before the first entry is made for many at once, and what is put there goes before all others."""
+    passes: list[int] = []
+    real = LeastRecentlyUsed._write_anew
+    monkeypatch.setattr(LeastRecentlyUsed, "_write_anew", lambda self, room: (passes.append(room), real(self, room)))
+    order = LeastRecentlyUsed()
+    made = nodes(300)
+    for node in made[:100]:
+        order.use(node)
+    for node in made[100:]:
+        order.put_first(node)
+    assert len(passes) == 2
+    assert len(order._log) <= 800
+    assert order.ahead(3) == [made[299], made[298], made[297]]
+    assert numbers(order) == [*range(300, 100, -1), *range(1, 101)]
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -111,7 +143,8 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5))
     def use(self, which: int) -> None:
-        self.order.use(self.all[which])
+        with patch.object(least_recent, "SLACK", 3):
+            self.order.use(self.all[which])
         self.inside.add(which)
 
     @rule(which=st.integers(0, 5))
@@ -125,6 +158,19 @@ class OrderMachine(RuleBasedStateMachine):
         if which in self.inside:
             self.order.discard(self.all[which])
             self.inside.discard(which)
+
+    @rule(count=st.integers(0, 7), dropped=st.integers(0, 7))
+    def drop_some_of_those_ahead(self, count: int, dropped: int) -> None:
+        ahead = self.order.ahead(count)
+        assert len(ahead) == len(set(ahead)) <= count
+        assert not ahead or ahead[0] is self.order.first()
+        self.order.drop(ahead[:dropped])
+        for node in ahead[:dropped]:
+            node.order = None  # it is another node from now on
+            self.inside.remove(self.all.index(node))
+        for node in ahead[dropped:]:
+            assert self.order.pop() is node
+            self.inside.remove(self.all.index(node))
 
     @rule()
     def pop(self) -> None:
