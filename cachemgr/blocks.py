@@ -233,15 +233,15 @@ class BlockPool:
             self._free(loose)
         return loose
 
-    def unpublish_idle(self, blocks: BlockRun) -> None:
-        """As `unpublish`, for blocks that are known to be cached: evicted ones."""
+    def unpublish_idle(self, blocks: BlockRun, runs: list[tuple[int, BlockRun]] | None = None) -> None:
+        """As `unpublish`, for blocks that are known to be cached: evicted ones; `runs` are they by owner, if known."""
         if not len(blocks):
             return
         self.references[blocks] = 0
         self.published[blocks] = False
         self.num_published -= len(blocks)
         self.num_cached -= len(blocks)
-        self.ownership.drop(blocks)
+        self.ownership.drop(blocks, runs)
         self._free(blocks)
 
     def end_quarantine(self, blocks: BlockRun) -> None:

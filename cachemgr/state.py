@@ -171,8 +171,7 @@ class CacheState:
     def drop_idle(self, blocks: BlockRun, cause: str) -> int:
         """Frees cached blocks that the index has just unlisted."""
         self.forget_names(blocks)
-        self.note_unlisted(blocks, cause)
-        self.pool.unpublish_idle(blocks)
+        self.pool.unpublish_idle(blocks, self.note_unlisted(blocks, cause))
         return len(blocks)
 
     def refuse_while_frozen(self) -> None:
@@ -190,19 +189,15 @@ class CacheState:
         self.counters.scrubbed_blocks += len(blocks)
         return blocks
 
-    def note_unlisted(self, blocks: BlockRun, cause: str) -> None:
-        """Logs that the index lists these no more, before they are anybody else's; one event for each owner."""
-        if not len(blocks):
-            return
-        owners = self.pool.owner.take(blocks)
-        raw = owners.tobytes()
-        runs = [(owners.item(0), blocks)]
-        if raw != raw[: owners.itemsize] * len(owners):  # a fifth of what comparing the array costs
-            runs = [(owner, blocks[owners == owner]) for owner in np.unique(owners).tolist()]
+    def note_unlisted(self, blocks: BlockRun, cause: str) -> list[tuple[int, BlockRun]]:
+        """Logs that the index lists these no more, before they are anybody else's; one event for each owner. Returns
+        the blocks by their owners."""
+        runs = self.pool.ownership.runs_of(blocks) if len(blocks) else []
         for owner, run in runs:
-            self.events.add("blocks_evicted", self.now_ns, owner=owner, blocks=run, cause=cause)
+            self.events.add("blocks_evicted", self.now_ns, owner, blocks=run, detail={"cause": cause})
             if cause not in REPLACED:
                 self.counters.count_eviction(owner, len(run))
+        return runs
 
     def discard(self, unlisted: BlockRun) -> None:
         """Frees blocks that the index has just unlisted because something longer covers them."""
