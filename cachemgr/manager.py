@@ -7,7 +7,7 @@ this class is their one door. Called by the services of the daemon, from one thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cachemgr import admission, kept, pruning, reports, resuming, upkeep
 from cachemgr.asks import Ask
@@ -174,7 +174,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
     def report(
         self,
         session: SessionId,
-        sequences: Sequence[SequenceFields],
+        sequences: Iterable[SequenceFields],
         *,
         returned: BlockArray,
         wanted: int,

@@ -6,7 +6,7 @@ whole, before anything is changed. Called by `operations.py`; holds no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
 from struct import Struct
@@ -25,16 +25,21 @@ from common.tokens import check_tokens, pack_tokens
 from tessera.cache.v1 import cache_pb2
 
 Malformed = dict[LeaseId, TesseraError]
+_NONE_TAKEN: Final = repeat(NOTHING_TAKEN)
+_NO, _NO_KEEP = repeat(False), repeat(None)
 _SIGN: Final = slice(TOKEN_BYTES - 1, None, TOKEN_BYTES)  # of packed tokens: the bytes that have the sign
 
 
 def sequence_reports(
     request: cache_pb2.ReportRequest, handles: Handles, drawn: dict[bytes, bytes]
-) -> tuple[list[SequenceFields], Malformed]:
-    """What the manager is told, and the leases whose report was malformed: those are released. A handle is drawn for
-    each sequence to keep, into `drawn` by its name. Raises InvalidArgument."""
+) -> tuple[Iterable[SequenceFields], Malformed]:
+    """What the manager is told, to be gone through once, and the leases whose report was malformed: those are released.
+    A handle is drawn for each sequence to keep, into `drawn` by its name. Raises InvalidArgument."""
     malformed: Malformed = {}
-    sequences = _from_columns(request.sealed, malformed) if request.HasField("sealed") else []
+    columns = _from_columns(request.sealed, malformed) if request.HasField("sealed") else ()
+    if not request.sequences:
+        return columns, malformed
+    sequences = list(columns)
     for number, message in enumerate(request.sequences):
         lease, tokens, taken = LeaseId(message.lease_id), message.tokens, NOTHING_TAKEN
         field = f"report.sequences[{number}]"
@@ -58,32 +63,31 @@ def sequence_reports(
     return sequences, malformed
 
 
-def _from_columns(columns: cache_pb2.SealColumns, malformed: Malformed) -> list[SequenceFields]:
+def _from_columns(columns: cache_pb2.SealColumns, malformed: Malformed) -> Iterable[SequenceFields]:
     """The sequences of columns; those with a token or block that is none go to `malformed` and are released."""
     # A slice is a list, at a fifth of what `list` costs.
-    leases, sealed, counts = columns.lease_ids[:], columns.sealed_tokens[:], columns.num_tokens[:]
-    num_taken = columns.num_taken_blocks[:]
-    tokens = columns.tokens
-    if not len(leases) == len(sealed) == len(counts) or len(num_taken) not in (0, len(leases)):
+    leases, sealed = columns.lease_ids[:], columns.sealed_tokens[:]
+    counts, num_taken = columns.num_tokens[:], columns.num_taken_blocks[:]
+    tokens, num = columns.tokens, len(leases)
+    if len(sealed) != num or len(counts) not in (0, num) or len(num_taken) not in (0, num):
         raise InvalidArgument("report.sealed", "its columns differ in length; allowed is one entry a sequence in each")
-    if sum(counts) * TOKEN_BYTES != len(tokens):
-        raise InvalidArgument("report.sealed.tokens", f"has {len(tokens)} bytes; num_tokens says {sum(counts)} tokens")
+    num_tokens = sum(counts) if counts else num
+    if num_tokens * TOKEN_BYTES != len(tokens):
+        raise InvalidArgument("report.sealed.tokens", f"has {len(tokens)} bytes; num_tokens says {num_tokens} tokens")
     taken, num_blocks = columns.taken_blocks, sum(num_taken)
     if num_blocks * TOKEN_BYTES != len(taken):
         raise InvalidArgument("report.sealed.taken_blocks", f"allowed is what num_taken_blocks says: {num_blocks}")
-    if counts.count(1) == len(counts):
-        pieces: Sequence[bytes] = _single_tokens(len(counts)).unpack(tokens)
+    if not counts:
+        pieces: Sequence[bytes] = _single_tokens(num).unpack(tokens)
     else:
         ends = [count * TOKEN_BYTES for count in accumulate(counts)]
         pieces = [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    nothing, no = repeat(NOTHING_TAKEN), repeat(False)
-    # Plain tuples: named ones cost three times as much to make.
-    sequences = list(zip(cast(list[LeaseId], leases), nothing, pieces, sealed, no, no, repeat(None), strict=False))
-    if num_blocks:
-        _give(sequences, num_taken, np.frombuffer(taken, np.int32))
-    if not tokens[_SIGN].isascii() or (num_blocks and int(np.frombuffer(taken, np.int32).min()) < 1):
-        _release_malformed(sequences, malformed)
-    return sequences
+    runs: Iterable[BlockArray] = _runs(num_taken, np.frombuffer(taken, np.int32)) if num_blocks else _NONE_TAKEN
+    # Plain tuples, each made as it is taken apart again: named ones cost three times as much.
+    sequences = zip(cast("list[LeaseId]", leases), runs, pieces, sealed, _NO, _NO, _NO_KEEP, strict=False)
+    if tokens[_SIGN].isascii() and (not num_blocks or min(memoryview(taken).cast("i")) >= 1):
+        return sequences
+    return [_checked(number, fields, malformed) for number, fields in enumerate(sequences)]
 
 
 @lru_cache(maxsize=128)
@@ -92,24 +96,25 @@ def _single_tokens(count: int) -> Struct:
     return Struct(f"{TOKEN_BYTES}s" * count)
 
 
-def _give(sequences: list[SequenceFields], num_taken: list[int], taken: BlockArray) -> None:
-    place = 0
+def _runs(num_taken: list[int], taken: BlockArray) -> list[BlockArray]:
+    """The blocks that each sequence took."""
+    runs, place = [NOTHING_TAKEN] * len(num_taken), 0
     for number, count in enumerate(num_taken):
         if count:
-            lease, _, tokens, sealed, copied, release, keep = sequences[number]
-            sequences[number] = (lease, taken[place : place + count], tokens, sealed, copied, release, keep)
+            runs[number] = taken[place : place + count]
             place += count
+    return runs
 
 
-def _release_malformed(sequences: list[SequenceFields], malformed: Malformed) -> None:
-    for number, fields in enumerate(sequences):
-        sequence = SequenceReport._make(fields)
-        try:
-            check_tokens(sequence.tokens, f"report.sealed[{number}].tokens")
-            unpack_blocks(sequence.taken_blocks.tobytes(), f"report.sealed[{number}].taken_blocks")
-        except InvalidArgument as error:
-            malformed[sequence.lease_id] = error
-            sequences[number] = SequenceReport(sequence.lease_id, release=True)
+def _checked(number: int, fields: SequenceFields, malformed: Malformed) -> SequenceReport:
+    sequence = SequenceReport._make(fields)
+    try:
+        check_tokens(sequence.tokens, f"report.sealed[{number}].tokens")
+        unpack_blocks(sequence.taken_blocks.tobytes(), f"report.sealed[{number}].taken_blocks")
+    except InvalidArgument as error:
+        malformed[sequence.lease_id] = error
+        return SequenceReport(sequence.lease_id, release=True)
+    return sequence
 
 
 def failure_of(error: TesseraError) -> cache_pb2.Failure:

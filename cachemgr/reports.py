@@ -7,7 +7,7 @@ owner's ceiling has no room for all, the last ones give way. Called by `manager.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ class _News(NamedTuple):
 def report(
     state: CacheState,
     session_id: SessionId,
-    sequences: Sequence[SequenceFields],
+    sequences: Iterable[SequenceFields],
     *,
     returned: BlockArray,
     wanted: int,

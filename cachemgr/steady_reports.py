@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 
 from cachemgr.leases import Lease, Session
-from cachemgr.results import SequenceFields, SequenceReport
+from cachemgr.results import NOTHING_TAKEN, SequenceFields, SequenceReport
 from cachemgr.sealing import grow, leaf_to_grow
 from cachemgr.state import CacheState
 from cachemgr.windows import drop_passed
@@ -23,8 +23,7 @@ def others(
     """Takes what is plain of `sequences`, and yields the rest, each before the next one is looked at. Owners in
     `waiting`, which may change meanwhile, have no room: of theirs nothing is plain."""
     find, size, windowed = session.leases.get, state.block_tokens, state.window_tokens > 0
-    for fields in sequences:
-        lease_id, taken, tokens, sealed, copied, release, _ = fields
+    for lease_id, taken, tokens, sealed, copied, release, keep in sequences:
         lease = find(lease_id)
         if (
             lease is None
@@ -32,27 +31,31 @@ def others(
             or copied
             or lease.copy is not None
             or lease.committed
+            or not lease.granted <= lease.sealed < sealed
             or (waiting and lease.owner in waiting)
         ):
-            yield SequenceReport._make(fields)
+            yield SequenceReport(lease_id, taken, tokens, sealed, copied, release, keep)
             continue
-        num_taken = len(taken)
-        end, odd = divmod(len(lease.tokens) + len(tokens), TOKEN_BYTES)
-        num_blocks = lease.num_blocks
-        if odd or not lease.granted <= lease.sealed < sealed <= end or sealed > size * (num_blocks + num_taken):
-            yield SequenceReport._make(fields)
+        record, num_bytes, published = lease.tokens, len(tokens), lease.num_published
+        if num_bytes % TOKEN_BYTES or sealed * TOKEN_BYTES > len(record) + num_bytes:
+            yield SequenceReport(lease_id, taken, tokens, sealed, copied, release, keep)
             continue
-        published = lease.num_published
+        border = size * (published + 1)
+        if sealed < border and taken is NOTHING_TAKEN and published < lease.num_blocks:
+            record += tokens  # most of all: no block was taken, none is whole
+            lease.sealed = sealed
+            if windowed and not lease.store:
+                drop_passed(state, lease)
+            continue
         leaf = None
-        if sealed >= size * (published + 1) and lease.store:
-            leaf = leaf_to_grow(state, lease) if sealed < size * (published + 2) else None
-            if leaf is None:
-                yield SequenceReport._make(fields)
-                continue
-        if num_taken and not _took_one(state, session, lease, taken.tolist()):
-            yield SequenceReport._make(fields)
+        is_plain = sealed <= size * (lease.num_blocks + len(taken))
+        if is_plain and lease.store and sealed >= border:
+            leaf = leaf_to_grow(state, lease) if sealed < border + size else None
+            is_plain = leaf is not None
+        if not is_plain or (len(taken) and not _took_one(state, session, lease, taken.tolist())):
+            yield SequenceReport(lease_id, taken, tokens, sealed, copied, release, keep)
             continue
-        lease.tokens += tokens
+        record += tokens
         lease.sealed = sealed
         if leaf is not None:
             grow(state, lease, leaf)

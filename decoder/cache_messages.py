@@ -6,6 +6,7 @@ by the cache client; holds no state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -184,31 +185,34 @@ def failure_error(failure: cache_pb2.Failure) -> TesseraError:
 def _fill_report(message: cache_pb2.ReportRequest, command: Report) -> None:
     """What is only sealed goes into columns. The daemon takes those first, whatever the order was: a report names each
     lease once."""
-    sealed: list[SequenceReport] = []
-    for item in command.sequences:
-        if item.copied or item.release or item.keep_seconds:
-            message.sequences.append(_sequence_report(item))
-        else:
-            sealed.append(item)
+    sealed: Sequence[SequenceReport] = command.sequences
+    more = [item for item in sealed if item.copied or item.release or item.keep_seconds]
+    if more:
+        message.sequences.extend([_sequence_report(item) for item in more])
+        sealed = [item for item in sealed if not (item.copied or item.release or item.keep_seconds)]
     if sealed:
         _fill_columns(message.sealed, sealed)
-    message.returned_blocks = pack_tokens(command.returned)
+    if len(command.returned):
+        message.returned_blocks = pack_tokens(command.returned)
     message.wanted_blocks = command.wanted
     message.generated_tokens = command.generated_tokens
     message.preemptions = command.preemptions
     message.queued_requests = command.queued
 
 
-def _fill_columns(columns: cache_pb2.SealColumns, sealed: list[SequenceReport]) -> None:
+def _fill_columns(columns: cache_pb2.SealColumns, sealed: Sequence[SequenceReport]) -> None:
     columns.lease_ids.extend([item.lease_id for item in sealed])
     columns.sealed_tokens.extend([item.sealed_tokens for item in sealed])
-    columns.num_tokens.extend([len(item.tokens) // TOKEN_BYTES for item in sealed])
-    columns.tokens = b"".join([item.tokens for item in sealed])
-    counts = [len(item.taken_blocks) for item in sealed]
+    tokens = [item.tokens for item in sealed]
+    columns.tokens = b"".join(tokens)
+    num_bytes = list(map(len, tokens))
+    if num_bytes.count(TOKEN_BYTES) != len(sealed):  # no entry says one token each, as in nearly every step
+        columns.num_tokens.extend([count // TOKEN_BYTES for count in num_bytes])
+    taken = [item.taken_blocks for item in sealed]
+    counts = list(map(len, taken))
     if any(counts):
         columns.num_taken_blocks.extend(counts)
-        taken = [item.taken_blocks for item in sealed if len(item.taken_blocks)]
-        columns.taken_blocks = pack_tokens(np.concatenate(taken))
+        columns.taken_blocks = pack_tokens(np.concatenate([blocks for blocks in taken if len(blocks)]))
 
 
 def _sequence_report(item: SequenceReport) -> cache_pb2.SequenceReport:

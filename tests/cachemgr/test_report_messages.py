@@ -69,6 +69,8 @@ def test_the_core_is_told_what_the_decoder_said(seed: int) -> None:
         ({"sealed_tokens": [5]}, "report.sealed"),
         ({"num_tokens": [1, 2, 0]}, "report.sealed"),
         ({"num_tokens": [1, 1]}, "report.sealed.tokens"),
+        ({"num_tokens": []}, "report.sealed.tokens"),
+        ({"num_tokens": [], "tokens": b""}, "report.sealed.tokens"),
         ({"tokens": b"\1"}, "report.sealed.tokens"),
         ({"num_taken_blocks": [1]}, "report.sealed"),
         ({"num_taken_blocks": [1, 0]}, "report.sealed.taken_blocks"),
@@ -93,3 +95,14 @@ def test_a_garbled_sequence_in_columns_loses_its_own_lease_alone(changes: dict[s
     told, malformed = read(columns(**changes))
     assert list(malformed) == [4]
     assert [(item.lease_id, item.release, item.sealed_tokens) for item in told] == [(3, False, 5), (4, True, 0)]
+
+
+def test_one_token_each_needs_no_column() -> None:
+    """No entry of num_tokens says one token of each, as entries of 1 do; a step of decoding sequences sends none."""
+    said = tuple(SequenceReport(LeaseId(number), tokens=pack_tokens([number]), sealed_tokens=9) for number in (1, 2, 3))
+    message = request_of(Report(said, NOTHING, 0, 0, 0, 0, applied_revision=0), 1, 0, common_pb2.CacheKey()).report
+    assert not message.sealed.num_tokens
+    told, malformed = read(message)
+    assert [(item.lease_id, item.tokens) for item in told] == [(item.lease_id, item.tokens) for item in said]
+    message.sealed.num_tokens.extend([1, 1, 1])
+    assert read(message) == (told, malformed)
