@@ -7,6 +7,7 @@ a time. It holds no state of its own.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from cachemgr.branch_operations import copy_message
@@ -33,6 +34,8 @@ MAX_SAMPLE: Final = 2**16
 MAX_BRANCHES: Final = 256
 MAX_COUNT: Final = 2**40  # per message; keeps every counter within 64 bits for longer than any daemon lives
 MAX_WANTED: Final = 2**31 - 2
+SEEN_KEYS: Final = 64  # of models and adapters in use
+MAX_SEEN_KEY_BYTES: Final = 4096
 
 
 class Operations:
@@ -209,6 +212,12 @@ def cache_key_of(message: common_pb2.CacheKey, field: str = "acquire.key") -> Ca
     """The key of a request, in the private scope. Raises InvalidArgument."""
     if message.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE):
         raise InvalidArgument(f"{field}.scope", "allowed is the private scope; acquire.prefix names a wider one")
+    encoded = message.SerializeToString()
+    return _seen_key(encoded) if len(encoded) <= MAX_SEEN_KEY_BYTES else _checked_key(encoded)
+
+
+def _checked_key(encoded: bytes) -> CacheKey:
+    message = common_pb2.CacheKey.FromString(encoded)
     return CacheKey(
         weights_digest=message.weights_digest,
         revision=message.revision,
@@ -223,3 +232,7 @@ def cache_key_of(message: common_pb2.CacheKey, field: str = "acquire.key") -> Ca
         scope=Scope.PRIVATE,
         scope_name=message.scope_name,
     )
+
+
+# Every request of a model brings the same key; to find it takes a tenth of checking its fields again.
+_seen_key = lru_cache(maxsize=SEEN_KEYS)(_checked_key)
