@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from common.rpc import bind, make_server, open_channel, unix_target
+from common.serving import new_event_loop
 
 METHOD = "/bench.Bare/Echo"
 START_SECONDS = 20.0
@@ -54,11 +55,14 @@ async def round_trips(rounds: int) -> list[float]:
 async def _timed(path: Path, rounds: int) -> list[float]:
     times = []
     async with open_channel(unix_target(path), "none") as channel:
+        await asyncio.wait_for(channel.channel_ready(), START_SECONDS)  # its socket is there before it listens
         call: Any = channel.stream_stream(METHOD)()
         for _ in range(rounds):
+            answer = asyncio.ensure_future(call.read())
+            await asyncio.sleep(0)  # it waits before the question is sent, as a decoder's reader does
             begun = time.perf_counter_ns()
             await call.write(b"")
-            await call.read()
+            await answer
             times.append((time.perf_counter_ns() - begun) / 1000)
         call.cancel()
     return times
@@ -73,4 +77,5 @@ async def _serve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1])))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(Path(sys.argv[1])))

@@ -5,7 +5,8 @@
 Prints how long the daemon takes until it answers, round trips of an acquire, of a report with 64 seals and of nothing
 (a credit request for no block; beside it the same through a bare stream, which is what gRPC alone costs), and the
 daemon's memory before and after its index was filled, at rest: pages of the journal's file that it does not touch are
-the kernel's, and are shown as the file's size. A report is made of the decoder's own values, as a step makes it.
+the kernel's, and are shown as the file's size. The bench asks as a decoder does: on the same event loop, with its own
+values, and with a task that waits for the next answer before the question is sent.
 """
 
 from __future__ import annotations
@@ -21,91 +22,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
 from bench import table
 from bench.bare_stream import round_trips
+from bench.raw_session import BLOCK_TOKENS, NOTHING, Session
 from bench.setting import machine_facts, make_pool_parser
 from bench.table import Cell, quantile
-from common.arena_frames import PROTOCOL_VERSION
 from common.credentials import read_secret
 from common.paths import StatePaths
 from common.rpc import open_channel, unix_target
+from common.serving import new_event_loop
 from common.tokens import unpack_tokens
-from decoder.cache_api import Report, SequenceReport
-from decoder.cache_messages import request_of
+from decoder.cache_api import SequenceReport
 from decoder.sequence import LeaseId
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
-from tessera.common.v1 import common_pb2
 
-BLOCK_TOKENS = 16
 PROMPT_TOKENS = 8192
 SEQUENCES = 64
-NOTHING = np.zeros(0, np.int32)
 START_SECONDS = 20.0
 REST_SECONDS = 2.5  # the daemon's clock gives memory back once a second
-LAYOUT = common_pb2.KvLayout(
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=16,
-    block_tokens=BLOCK_TOKENS,
-    dtype="float32",
-    quantization="none",
-    version=1,
-)
-KEY = common_pb2.CacheKey(weights_digest=b"w" * 32, kv_dtype="float32", kv_quantization="none", layout_version=1)
-
-
-class Session:
-    """One decoder's stream; each `ask` waits for its answer. Raises RuntimeError where an operation was refused."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call = cache_pb2_grpc.CacheServiceStub(channel).Session()  # type: ignore[no-untyped-call,unused-ignore]
-        self._sequence = 0
-        self._revision = 0
-
-    async def ask(self, **operation: Any) -> cache_pb2.SessionResponse:
-        self._sequence += 1
-        return await self._answer(
-            cache_pb2.SessionRequest(sequence=self._sequence, applied_revision=self._revision, **operation)
-        )
-
-    async def _answer(self, request: cache_pb2.SessionRequest) -> cache_pb2.SessionResponse:
-        await self._call.write(request)
-        while True:
-            response: cache_pb2.SessionResponse = await self._call.read()
-            if response.sequence == self._sequence:
-                break
-        if response.WhichOneof("result") == "failure":
-            raise RuntimeError(f"{response.failure.reason}: {response.failure.message}")
-        self._revision = response.revision
-        return response
-
-    async def attach(self) -> None:
-        await self.ask(
-            attach=cache_pb2.AttachRequest(
-                protocol_version=PROTOCOL_VERSION, decoder_name="bench", layout=LAYOUT, process_id=os.getpid()
-            )
-        )
-
-    async def acquire(self, grant: bytes, tokens: bytes) -> cache_pb2.AcquireResponse:
-        request = cache_pb2.AcquireRequest(grant=grant, key=KEY, tokens=tokens, request_id="bench", priority=50)
-        return (await self.ask(acquire=request)).acquire
-
-    async def report(self, *sequences: SequenceReport) -> None:
-        """As a decoder reports: its own values, turned into its own message."""
-        self._sequence += 1
-        report = Report(
-            sequences, NOTHING, wanted=0, generated_tokens=0, preemptions=0, queued=0, applied_revision=self._revision
-        )
-        done = await self._answer(request_of(report, self._sequence, self._revision, KEY))
-        if done.report.refusals:
-            raise RuntimeError(done.report.refusals[0].failure.message)
-
-    async def close(self) -> None:
-        await self._call.done_writing()
-        self._call.cancel()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -117,8 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--published is {options.published}; allowed are {least}..{options.blocks - SEQUENCES * 4}")
     report = table.Report("wire", {**machine_facts(), "blocks": options.blocks, "block tokens": BLOCK_TOKENS})
     report.begin()
-    with running_daemon(options.blocks) as (paths, process_id, start_seconds):
-        rows, memory = asyncio.run(measure(paths, process_id, options.published, options.rounds))
+    with (
+        running_daemon(options.blocks) as (paths, process_id, start_seconds),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
+        rows, memory = runner.run(measure(paths, process_id, options.published, options.rounds))
     report.table("Round trips of one session", ("operation", "p50 µs", "p99 µs"), rows)
     memory.insert(0, ["start until it answers, s", start_seconds])
     report.table("The daemon", ("what", "value"), memory)
