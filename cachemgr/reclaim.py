@@ -113,16 +113,17 @@ class Reclaimer:
                 break
             blocks = list(map(_BLOCKS, nodes[:num]))
             counts = list(map(len, blocks))
-            run = np.concatenate(blocks)
-            held = self._references.take(run) != 1
-            idle = int(held.argmax()) if np.count_nonzero(held) else len(run)
-            most = min(idle, count - total)
-            if most < len(run):
-                ends = list(accumulate(counts))
-                num = bisect_right(ends, most)
+            if sum(counts) > count - total:  # those behind the first may be much longer than it
+                num = bisect_right(list(accumulate(counts)), count - total)
                 if num < _FEWEST_LEAVES:
                     break
-                run = run[: ends[num - 1]]
+            run = np.concatenate(blocks[:num])
+            held = self._references.take(run) != 1
+            if np.count_nonzero(held):
+                num = bisect_right(list(accumulate(counts)), int(held.argmax()))
+                if num < _FEWEST_LEAVES:
+                    break
+                run = run[: sum(counts[:num])]
             leaves = nodes[:num]
             order.drop(leaves)
             self._forest.remove_leaves(leaves, counts[:num])

@@ -249,6 +249,23 @@ def _grown(seed: int) -> PrefixIndex:
     return index
 
 
+def test_leaves_before_one_that_is_held_go_many_at_a_time() -> None:
+    """The pass ends at a leaf that somebody holds, which stays; those after it go as well."""
+    references = np.ones(41, np.int32)
+    index = PrefixIndex(40, BLOCK_TOKENS, references)
+    tree = index.forest.tree(1, b"r" * 32)
+    for number in range(20):
+        table = np.array([2 * number + 1, 2 * number + 2])
+        index.insert(tree.root, 0, pack([number] * 2 * BLOCK_TOKENS), table, priority=0, grow=False)
+        index.touch(index.cursor(tree, table, 2), 0)
+    references[[19, 20]] += 1
+    assert index.evict({1: 40}, 30).tolist() == [*range(1, 19), *range(21, 33)]
+    assert index.evict({1: 40}, 30).tolist() == [*range(33, 41)]
+    references[20] -= 1
+    index.requeue(20)
+    assert index.evict({1: 40}, 30).tolist() == [20], "of a leaf whose end alone is idle, the end goes"
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_leaves_go_many_at_a_time_in_the_order_of_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking many leaves in one pass takes the very blocks, in the very order, and leaves the very tree."""
