@@ -14,10 +14,11 @@ from torch.nn.functional import linear
 
 from common.errors import Internal
 from decoder.kernels.activation.triton import gate
+from decoder.kernels.gpu import capability
 from decoder.kernels.lora import plan as lora_plan
 from decoder.kernels.lora.plan import AdapterRows
 from decoder.kernels.lora.triton import add
-from decoder.kernels.mixture.triton import mix
+from decoder.kernels.mixture.triton import ProductConfig, configs, mix
 from decoder.kernels.norm.triton import norm
 from decoder.models.config import ModelConfig
 from decoder.models.device_adapters import part_ends
@@ -95,6 +96,21 @@ class DeviceStep:
         if isinstance(mlp, Feed):
             both = product(lora_plan.GATE_UP, hidden, mlp.gate_up, mlp.gate_up_bias)
             return product(lora_plan.DOWN, self._gated(both), mlp.down, mlp.down_bias)
+        return self._mix(mlp, hidden, inputs.lengths[: inputs.num_decodes])
+
+    def warm_up_experts(self) -> None:
+        """Compile the products of experts that have many rows, which a small step does not reach."""
+        for mlp in (layer.mlp for layer in self._weights.layers):
+            if isinstance(mlp, Experts):
+                hidden = torch.zeros((1, self._config.hidden_size), dtype=self._dtype, device=self._device)
+                _, many = configs(capability(self._device), hidden.itemsize)
+                lengths = torch.ones(1, dtype=torch.int32, device=self._device)
+                self._mix(mlp, hidden, lengths, many)
+                return
+
+    def _mix(
+        self, mlp: Experts, hidden: torch.Tensor, lengths: torch.Tensor, config: ProductConfig | None = None
+    ) -> torch.Tensor:
         settings = self._config.experts
         if settings is None:
             raise Internal("a layer has experts, and its model none")
@@ -106,7 +122,7 @@ class DeviceStep:
         logits = linear(hidden.float(), mlp.router)
         mix(
             hidden, logits, mlp.gate_up, mlp.down, mixture, used=settings.per_token, normalize=settings.normalize,
-            activation=self._config.activation, shared=shared, lengths=inputs.lengths[: inputs.num_decodes],
+            activation=self._config.activation, shared=shared, lengths=lengths, config=config,
         )  # fmt: skip
         return mixture
 

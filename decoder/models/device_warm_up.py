@@ -1,7 +1,7 @@
 """Small steps of every kind, on an arena that nobody else has, so that a device model's kernels are compiled at start.
 
-Compiled are those of chunks, decodes, shared runs, adapters, and operations on blocks; what depends on the number of
-rows (large tiles of adapters, large blocks of experts) is compiled when it first occurs. Called by `device_model.py`.
+Compiled are those of chunks, decodes, shared runs, adapters, experts with few rows and with many, and operations on
+blocks; large tiles of an adapter's rows are compiled when they first occur. Called by `device_model.py`.
 """
 
 from __future__ import annotations
@@ -52,5 +52,6 @@ def warm_up(model: DeviceModel) -> None:
         last = np.full(2, layout.block_tokens, np.int32)
         rows = np.arange(3, dtype=np.int32)
         once(StepBatch(ids[:2], last, rows, last + np.int32(1), tables, rows[:2], 2), slots)
+    model.step.warm_up_experts()
     model.copy_blocks(own, one, 2 * one, one)
     model.scrub_blocks(own, one)

@@ -36,13 +36,18 @@ class ProductConfig:
     stages: int
 
 
-def choose_config(capability: int, choices: int, experts: int, itemsize: int) -> ProductConfig:
-    """Launch parameters by chip and mean number of rows of an expert. Decodes stream weights, chunks compute."""
-    stages = 3 if capability >= 80 else 2
-    few = choices <= _FEW_ROWS * experts
+def configs(capability: int, itemsize: int) -> tuple[ProductConfig, ProductConfig]:
+    """Launch parameters by chip: for few rows of an expert (decodes stream weights) and for many (chunks compute)."""
     if itemsize == 4:
-        return ProductConfig(16, 32, 32, 4, 2) if few else ProductConfig(32, 32, 32, 4, 2)
-    return ProductConfig(16, 64, 128, 4, stages) if few else ProductConfig(64, 64, 64, 4, stages)
+        return ProductConfig(16, 32, 32, 4, 2), ProductConfig(32, 32, 32, 4, 2)
+    stages = 3 if capability >= 80 else 2
+    return ProductConfig(16, 64, 128, 4, stages), ProductConfig(64, 64, 64, 4, stages)
+
+
+def choose_config(capability: int, choices: int, experts: int, itemsize: int) -> ProductConfig:
+    """Launch parameters by chip and mean number of rows of an expert."""
+    few, many = configs(capability, itemsize)
+    return few if choices <= _FEW_ROWS * experts else many
 
 
 @kernel

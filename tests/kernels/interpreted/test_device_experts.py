@@ -78,6 +78,18 @@ def test_empty_places_choose_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.abs(run([row])[0] - together[index]).max() < 1e-4
 
 
+def test_warm_up_reaches_both_sizes_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small steps of a start, and one row more, compute with every block size that serving has."""
+    model, sizes, mix = model_of(CONFIGS["qwen3-moe"]), set(), triton.mix
+
+    def noted(*arguments: object, **options: object) -> None:
+        sizes.add(mix(*arguments, **options).rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("decoder.models.device_step.mix", noted)
+    model.warm_up()
+    assert sizes == {config.rows for config in triton.configs(90, 4)} == {16, 32}
+
+
 def test_an_expert_that_is_another_would_be_seen() -> None:
     """Control: with two experts exchanged the logits are others, beyond what is allowed."""
     config = CONFIGS["qwen3-moe"]
