@@ -49,7 +49,7 @@ class _Beginning(NamedTuple):
 
 class _Need(NamedTuple):
     """What a lease takes beside what it shares: `fresh` blocks, `wider` of them for a scope; `num_idle` of the shared
-    ones are cached now. `source` (0: none) has `num_tail_tokens` tokens to copy.
+    ones are cached now, the `passed` leading ones are null. `source` (0: none) has `num_tail_tokens` tokens to copy.
 
     room, left: fresh blocks that can be had, and those of them that are the tenant's own below its ceiling
     references: of the shared blocks; None where the kept branch has them
@@ -57,6 +57,7 @@ class _Need(NamedTuple):
 
     fresh: int
     wider: int
+    passed: int
     num_idle: int
     source: int
     num_tail_tokens: int
@@ -91,13 +92,18 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
         if waiting is not None:
             return waiting
     need = _need(state, owner, begin, num_blocks)
+    if begin.held is None and begin.found.source and not need.source and state.window_tokens:
+        # Without the copy it begins earlier, and reads further back.
+        num_shared = len(begin.blocks) * state.block_tokens
+        begin = _find(state, ask, owner, num_shared, branch, len(continued) // TOKEN_BYTES)
+        need = _need(state, owner, begin, num_blocks)
     if _relieved(state, owner, begin, need, branch):
         return acquire(state, session_id, asked._replace(may_wait=False))  # what was found may be gone
     if need.fresh - need.wider > need.left - need.source_room:
         state.quotas.check(owner, need.fresh - need.wider, need.num_idle + need.source_room)
     room = need.room - need.source_room
     if need.fresh > room:
-        refuse_beyond_reach(state, owner, need.fresh, begin.blocks)
+        refuse_beyond_reach(state, owner, need.fresh, begin.blocks[need.passed :])
     state.require(need.fresh, room)
     return _grant(state, session, ask, begin, need, continued)
 
@@ -138,10 +144,13 @@ def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> 
     tokens are computed again."""
     pool, held, blocks = state.pool, begin.held, begin.blocks
     fresh = num_blocks - len(blocks)
-    wider = max(0, begin.prefix_blocks - len(blocks))
+    wider, passed = max(0, begin.prefix_blocks - len(blocks)), 0
+    if state.window_tokens:
+        passed = len(blocks) - int(np.count_nonzero(blocks))
+        blocks = blocks[passed:]
     if held is not None:
         room, left = state.room_for(owner), state.quotas.left(owner)
-        return _Need(fresh, wider, 0, held.source, held.num_tail_tokens, 0, room, left, None)
+        return _Need(fresh, wider, passed, 0, held.source, held.num_tail_tokens, 0, room, left, None)
     references = pool.references.take(blocks)
     num_idle = pool.count_idle(blocks, references)
     room, left = state.room_for(owner) - num_idle, state.quotas.left(owner, num_idle)
@@ -149,7 +158,7 @@ def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> 
     source_room = int(source != 0 and pool.references.item(source) == 1)
     if source_room and (fresh > room - 1 or fresh - wider > left - 1):
         source = rest = source_room = 0
-    return _Need(fresh, wider, num_idle, source, rest, source_room, room, left, references)
+    return _Need(fresh, wider, passed, num_idle, source, rest, source_room, room, left, references)
 
 
 def _relieved(state: CacheState, owner: int, begin: _Beginning, need: _Need, branch: KeptBranch | None) -> bool:
@@ -164,7 +173,7 @@ def _relieved(state: CacheState, owner: int, begin: _Beginning, need: _Need, bra
 def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, need: _Need, continued: bytes) -> Acquired:
     pool, index, blocks, held, prefix = state.pool, state.index, begin.blocks, begin.held, ask.prefix
     owner = state.owner_of(ask.tenant)
-    pool.hold_published(blocks, need.num_idle, need.references)
+    pool.hold_published(blocks[need.passed :] if need.passed else blocks, need.num_idle, need.references)
     if need.source:
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
@@ -199,6 +208,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         prefix_tree=prefix_tree,
         prefix_blocks=begin.prefix_blocks,
         ttl_ns=ask.ttl_ns,
+        passed=need.passed,
     )
     state.book.add(lease)
     num_tokens = ask.num_tokens

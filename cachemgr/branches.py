@@ -32,13 +32,13 @@ def fork(
         raise InvalidArgument("num_tokens", f"is {num_tokens}; allowed is 1..{parent.sealed}, the sealed tokens")
     if any(sample < 0 for sample in samples):
         raise InvalidArgument("samples", "allowed is 0 and more")
+    if passed_by(state, num_tokens) < parent.passed:
+        return []
     whole, rest = divmod(num_tokens, state.block_tokens)
     needed = len(samples) if rest else 0
     try:
         _require(state, needed, parent.owner)
     except ResourceExhausted:
-        return []
-    if passed_by(state, num_tokens) < parent.passed:  # perhaps just now, for the room
         return []
     fresh = state.allocate(needed, parent.owner)
     branches = []
@@ -69,12 +69,7 @@ def rollback(
             "the sequence has let go of blocks that it would read again from there", reason="WINDOW_PASSED"
         )
     if _is_shared(state, lease, sealed):
-        before, lease.sealed = lease.sealed, sealed  # what it reads again is not to go for the room
-        try:
-            _require(state, 1, owner_at(lease, sealed // state.block_tokens))
-        except ResourceExhausted:
-            lease.sealed = before
-            raise
+        _require(state, 1, owner_at(lease, sealed // state.block_tokens))
     keep = min(lease.num_blocks, -(-num_tokens // state.block_tokens))
     dropped = lease.table[keep : lease.num_blocks].copy()
     last_published = lease.num_published

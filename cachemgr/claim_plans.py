@@ -101,22 +101,21 @@ def plan_claim(
 
 def table_of(state: CacheState, item: Claim) -> BlockRun:
     """The table of a claim. What is presented of blocks that its window has passed counts for nothing: they may be
-    anybody's by now. There stand those that the index lists before the others, or null blocks."""
+    anybody's by now. There stand null blocks."""
     table = item.held.blocks.astype(np.intp)
-    passed = min(passed_by(state, item.held.sealed_tokens), len(table))
-    if passed:
-        path = _found(state, item, len(item.held.tokens) // TOKEN_BYTES).blocks
-        goes_on = passed < min(len(path), len(table)) and path[passed] == table[passed]
-        table[:passed] = path[:passed] if goes_on else 0
+    table[: passed_by(state, item.held.sealed_tokens)] = 0
     return table
 
 
 def listed_part(state: CacheState, item: Claim, table: BlockRun, whole: int) -> BlockRun:
-    """The leading blocks of a table that the index lists at that place with these tokens."""
+    """The leading blocks of a table that the index lists at that place with these tokens; those that were passed come
+    before them, and there are none where nothing comes after."""
     found = _found(state, item, min(whole * state.block_tokens, len(item.held.tokens) // TOKEN_BYTES))
-    count = len(found.blocks)
-    unequal = np.flatnonzero(found.blocks != table[:count])
-    return table[: int(unequal[0]) if len(unequal) else count]
+    passed = len(table) - int(np.count_nonzero(table))
+    count = min(len(found.blocks), len(table))
+    unequal = np.flatnonzero(found.blocks[passed:count] != table[passed:count])
+    end = passed + int(unequal[0]) if len(unequal) else count
+    return table[: end if end > passed else 0]
 
 
 def _found(state: CacheState, item: Claim, limit: int) -> Match:

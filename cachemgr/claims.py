@@ -93,7 +93,7 @@ def _take(state: CacheState, plans: list[Plan], credit: set[int], claimed: Claim
             fresh.setdefault(owner, []).append(block)
         before.update(plan.writable)
         claimed.writable.update(plan.writable)
-        state.pool.hold(plan.listed)
+        state.pool.hold(plan.listed[plan.passed :])
         if copy is not None and state.pool.published[copy.source]:
             state.pool.hold_one(copy.source)
     for plan in plans:
@@ -133,7 +133,7 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
         sealed=sealed,
         granted=sealed if held.copy is None else plan.sealed + held.copy.num_tokens,
         copy=held.copy,
-        store=not (item.no_store or plan.passed),
+        store=not item.no_store and (not plan.passed or len(plan.listed) > plan.passed),
         priority=item.priority,
         granted_ns=now_ns,
         root=item.root,
@@ -156,6 +156,7 @@ def _set_aside(state: CacheState, session: Session, item: Claim) -> None:
     if state.journal is not None:
         state.journal.given(limbo, session.session_id)
     listed = listed_part(state, item, table, item.held.sealed_tokens // state.block_tokens)
+    listed = listed[listed > 0]
     state.pool.hold(listed)
     for run in (limbo, listed):
         if len(run):

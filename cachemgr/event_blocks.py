@@ -1,8 +1,8 @@
 """What published blocks hold, looked up when a subscriber asks: nothing of it is kept in the event log.
 
 Invariant: the answer is about the very blocks that the event published, or there is none: the last of them is still
-listed, with the generation that it had then, and whatever is listed has all before it listed. Changes nothing but
-cached names of nodes. Called by `CacheManager` for the admin service.
+listed, with the generation that it had then, and of whatever is listed the tokens of all before it are known. Changes
+nothing but cached names of nodes. Called by `CacheManager` for the admin service.
 """
 
 from __future__ import annotations
@@ -32,14 +32,23 @@ def published_blocks(state: CacheState, event: Event) -> PublishedBlocks | None:
     if not state.pool.published[last] or int(state.pool.generation[last]) != event.generation:
         return None
     size, forest = state.index.block_bytes, state.index.forest
-    pieces = []
-    for block in event.blocks.tolist():
-        node = forest.nodes[NodeId(int(forest.node_of[block]))]
-        place = (int(forest.position[block]) - node.start) * size
-        pieces.append(node.edge[place : place + size])
     node = forest.nodes[NodeId(int(forest.node_of[last]))]
-    name = _name_in(node, int(forest.position[last]) - node.start, size)
-    return PublishedBlocks(name.hex(), b"".join(pieces))
+    place = int(forest.position[last]) - node.start
+    name = _name_in(node, place, size)
+    return PublishedBlocks(name.hex(), _tokens_before(node, place + 1, len(event.blocks), size))
+
+
+def _tokens_before(node: Node, end: int, count: int, size: int) -> bytes:
+    """Those of `count` blocks of a path, up to the block before place `end` of a node."""
+    pieces: list[bytes] = []
+    step: Node | None = node
+    while count > 0 and step is not None:
+        taken = min(count, end)
+        pieces.append(step.edge[(end - taken) * size : end * size])
+        count -= taken
+        step = step.parent
+        end = 0 if step is None else len(step.blocks)
+    return b"".join(reversed(pieces))
 
 
 def _name_in(node: Node, place: int, size: int) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from cachemgr.eviction import count_idle_tail
 from cachemgr.ids import BlockRun
 from cachemgr.nodes import NO_BLOCKS, Node, join_runs
 from cachemgr.radix import PrefixIndex
@@ -30,16 +29,12 @@ def expire(index: PrefixIndex, now_ns: int) -> BlockRun:
     due.sort(key=lambda node: -node.start)  # what hangs below goes first
     runs, waiting = [], []
     for node in due:
-        is_leaf = not node.children and not node.anchored
-        idle = count_idle_tail(node.blocks, index.references) if is_leaf else 0
-        if idle == len(node.blocks):
-            runs.append(node.blocks)
-            forest.remove(node)
-            continue
-        waiting.append(node)
-        if idle:
-            runs.append(node.blocks[-idle:])
-            forest.trim(node, len(node.blocks) - idle)
+        if node.node_id not in forest.nodes:
+            continue  # it went with what hung below it
+        taken, stays = index.take_idle(node)
+        runs.append(taken)
+        if stays:
+            waiting.append(node)
     queue.watch_again(waiting, now_ns + LOOK_AGAIN_NS)
     blocks = join_runs(runs)
     forest.node_of[blocks] = 0

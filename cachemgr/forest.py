@@ -186,24 +186,7 @@ class Forest:
         if node.order is not None:
             node.order.discard(node)
         if emptied:
-            self._has_become_leaf(parent)
-
-    def cut_off(self, node: Node) -> BlockRun:
-        """Takes a node and all that hangs below it out of its tree, held or not; their blocks, which are unlisted."""
-        parent = node.parent
-        if parent is None:
-            raise ValueError("the root is never cut off")
-        self.ghosts.note((node.tree, node.start, node.key, len(node.blocks), parent.node_id, self.ghosts.stamp))
-        parent.tails -= node.tail
-        if parent.children.remove(node.key):
-            self._has_become_leaf(parent)
-        gone = [node]
-        for below in gone:
-            gone.extend(below.children)
-            self.forget_node(below)
-        blocks = join_runs([below.blocks for below in gone])
-        self.node_of[blocks] = 0
-        return blocks
+            self.has_become_leaf(parent)
 
     def remove_leaves(self, nodes: list[Node], counts: list[int]) -> None:
         """As `remove`, for leaves of one parent that stand in no order any more and have so many blocks."""
@@ -216,9 +199,9 @@ class Forest:
             parent.tails -= sum(map(_TAIL, nodes))
         deque(map(self.nodes.__delitem__, map(_NODE_ID, nodes)), maxlen=0)
         if parent.children.remove_all(keys):
-            self._has_become_leaf(parent)
+            self.has_become_leaf(parent)
 
-    def _has_become_leaf(self, node: Node) -> None:
+    def has_become_leaf(self, node: Node) -> None:
         """The last child of a node has gone."""
         if node.parent is None:
             self._release_anchor(node.tree)

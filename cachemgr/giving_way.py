@@ -54,7 +54,7 @@ def _givable(state: CacheState, lease: Lease) -> tuple[BlockRun, BlockRun]:
     pool, published = state.pool, lease.num_published
     private = lease.private
     private = private[(pool.references.take(private) == 1) & (pool.owner.take(private) == lease.owner)]
-    if not published:
+    if not published or state.window_tokens:  # what stands before a block may be gone, or held by fewer
         return private, NO_BLOCKS
     last = lease.table.item(published - 1)
     node = state.index.forest.node_at(last)

@@ -47,7 +47,7 @@ def _count_holds(state: CacheState, found: list[str]) -> NDArray[np.int64]:
             runs.append(lease.held)
             if lease.copy is not None:
                 runs.append(np.array([lease.copy.source], np.intp))
-    runs += [branch.hold.blocks for branch in state.kept.branches.values()]
+    runs += [branch.hold.held for branch in state.kept.branches.values()]
     runs += [pin.blocks for pin in state.pins.values()]
     blocks = np.concatenate(runs) if runs else np.zeros(0, np.intp)
     inside = (blocks >= 1) & (blocks <= total)
@@ -111,7 +111,7 @@ def _check_leases(state: CacheState, found: list[str]) -> None:
         open_blocks.append(lease.blocks[lease.sealed // state.block_tokens + (lease.committed > 0) :])
         _check_lease(state, lease, found)
     for branch in state.kept.branches.values():
-        tables.append(branch.hold.blocks)
+        tables.append(branch.hold.held)
         for tree in (branch.hold.tree, branch.hold.prefix_tree):
             users[id(tree)] = users.get(id(tree), 0) + 1
     for tree in state.index.forest.trees.values():
@@ -132,8 +132,8 @@ def _check_lease(state: CacheState, lease: Lease, found: list[str]) -> None:
         found.append(f"{name}: its session is not attached")
     if len(np.unique(lease.held)) != len(lease.held) or not lease.held.all():
         found.append(f"{name}: a block is twice in its table, or missing")
-    if lease.passed and (lease.store or lease.num_published or lease.table[: lease.passed].any()):
-        found.append(f"{name}: it has let go of blocks, and others are published after them")
+    if lease.table[: lease.passed].any() or 0 < lease.num_published <= lease.passed:
+        found.append(f"{name}: it has let go of blocks that are in its table, or of the last one that is published")
     if lease.passed > passed_by(state, lease.sealed if lease.copy is None else lease.granted):
         found.append(f"{name}: it has let go of blocks that it may read")
     if not lease.sealed <= min(lease.num_tokens, lease.num_blocks * size):
@@ -162,14 +162,14 @@ def _check_path(state: CacheState, lease: Lease, found: list[str]) -> None:
     """The published part of a table is a path of the index that holds the lease's own tokens."""
     forest, size = state.index.forest, state.index.block_bytes
     depth, table = lease.num_published, lease.table
-    while depth:
+    while depth > lease.passed:
         node = forest.nodes.get(NodeId(int(forest.node_of[table[depth - 1]])))
         tree = lease.prefix_tree if depth <= lease.prefix_blocks else lease.tree
         if node is None or not node.start < depth <= node.end or node.tree is not tree:
             found.append(f"lease {lease.lease_id}: its published blocks are no path of the index")
             return
-        count = depth - node.start
-        same_blocks = np.array_equal(node.blocks[:count], table[node.start : depth])
+        count, place = depth - node.start, max(node.start, lease.passed)
+        same_blocks = np.array_equal(node.blocks[place - node.start : count], table[place:depth])
         listed = node.edge[: count * size]  # of a committed block fewer tokens may be listed than the lease has
         first = node.start * size
         if not same_blocks or lease.tokens[first : first + len(listed)] != listed:

@@ -55,6 +55,7 @@ def check_trees(state: CacheState, found: list[str]) -> NDArray[np.int64]:
             if _check_blocks(state, tree, node, found):
                 np.add.at(listed, node.blocks, 1)
                 node_of[node.blocks] = node.node_id
+    listed[0] = node_of[0] = 0  # of gaps
     _check_anchors(state, found)
     orphans = [number for number in forest.nodes if number not in reached]
     if orphans:
@@ -105,11 +106,16 @@ def check_queue(state: CacheState, found: list[str]) -> None:
     for node in forest.nodes.values():
         if (node.order is not None) != (node.node_id in standing):
             found.append(f"node {node.node_id}: its order is not where it stands")
-        is_leaf = not node.children and not node.anchored
-        if is_leaf and node.order is None and count_idle_tail(node.blocks, state.pool.references):
+        if node.order is None and _is_evictable(state, node):
             found.append(f"node {node.node_id}: it could be evicted and is not queued")
         if node.expires_ns != NEVER and node.node_id not in watched:
             found.append(f"node {node.node_id}: it expires and nobody watches it")
+
+
+def _is_evictable(state: CacheState, node: Node) -> bool:
+    if state.window_tokens:
+        return bool((state.pool.references[node.blocks] == 1).any())
+    return not node.children and not node.anchored and count_idle_tail(node.blocks, state.pool.references) > 0
 
 
 def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
@@ -145,15 +151,18 @@ def _check_blocks(state: CacheState, tree: Tree, node: Node, found: list[str]) -
         fits = len(blocks) > 0 and count == len(blocks) * size
     if not fits:
         found.append(f"{name}: the tokens do not fill its blocks")
-    if len(blocks) and (int(blocks.min()) < 1 or int(blocks.max()) > pool.num_blocks):
+    if len(blocks) and (int(blocks.min()) < (not state.window_tokens) or int(blocks.max()) > pool.num_blocks):
         found.append(f"{name}: a block number is outside the pool")
         return False
-    say(found, blocks[pool.owner[blocks] != tree.owner], f"{name}: of another owner")
+    say(found, blocks[(pool.owner[blocks] != tree.owner) & (blocks > 0)], f"{name}: of another owner")
+    if not (node.children or node.anchored or blocks[-1:].all()):
+        found.append(f"{name}: it ends in a gap, and nothing hangs below it")
     above = node.parent.blocks[-1:] if node.parent is not None else blocks[:0]
     if node.parent is tree.root and tree.anchor is not None:
         above = tree.anchor.blocks[-1:]
-    if (np.diff(pool.references[np.concatenate((above, blocks))]) > 0).any():
+    if not state.window_tokens and (np.diff(pool.references[np.concatenate((above, blocks))]) > 0).any():
         found.append(f"{name}: a block has more holders than one before it")
     places = np.arange(node.start, node.end)
-    say(found, blocks[state.index.forest.position[blocks] != places], f"{name}: not at the place it was published at")
+    wrong = (state.index.forest.position[blocks] != places) & (blocks > 0)
+    say(found, blocks[wrong], f"{name}: not at the place it was published at")
     return True

@@ -24,7 +24,7 @@ def check_kept(state: CacheState, found: list[str]) -> None:
     for name, branch in book.branches.items():
         if branch.name != name:
             found.append(f"branch {branch.branch_id}: it stands under another name than its own")
-        blocks = branch.hold.blocks
+        blocks = branch.hold.held
         np.add.at(holds, blocks[(blocks >= 1) & (blocks <= total)], 1)
         _check_branch(state, branch, found)
     say(found, book.holds != holds, "the count of kept holds is not that of the branches")
@@ -36,7 +36,7 @@ def _check_branch(state: CacheState, branch: KeptBranch, found: list[str]) -> No
     hold, name, size = branch.hold, f"branch {branch.branch_id}", state.block_tokens
     if hold.session_id != NO_SESSION or hold.copy is not None:
         found.append(f"{name}: it belongs to a session, or waits for a copy")
-    if len(np.unique(hold.blocks)) != hold.num_blocks:
+    if len(np.unique(hold.held)) != len(hold.held) or hold.table[: hold.passed].any():
         found.append(f"{name}: a block is twice in its table")
     if hold.sealed > hold.num_tokens or hold.num_blocks != -(-hold.sealed // size):
         found.append(f"{name}: its table does not cover its sealed tokens")
@@ -47,7 +47,9 @@ def _check_branch(state: CacheState, branch: KeptBranch, found: list[str]) -> No
         found.append(f"{name}: more is published than it holds")
         return
     wrong = [
-        block for place, block in enumerate(hold.blocks.tolist()) if state.pool.owner[block] != owner_at(hold, place)
+        block
+        for place, block in enumerate(hold.held.tolist(), hold.passed)
+        if state.pool.owner[block] != owner_at(hold, place)
     ]
     say(found, np.array(wrong, np.intp), f"{name}: of another owner")
     _check_path(state, branch, found)
@@ -57,7 +59,7 @@ def _check_path(state: CacheState, branch: KeptBranch, found: list[str]) -> None
     """The published part of a table is a path of the index; where both know the tokens, they are the same."""
     forest, size, hold = state.index.forest, state.index.block_bytes, branch.hold
     depth, table = hold.num_published, hold.table
-    while depth:
+    while depth > hold.passed:
         wider = hold.prefix_tree is not None and depth <= hold.prefix_blocks
         node = forest.nodes.get(NodeId(int(forest.node_of[table[depth - 1]])))
         if (
@@ -71,7 +73,9 @@ def _check_path(state: CacheState, branch: KeptBranch, found: list[str]) -> None
         own = bytes(hold.tokens[node.start * size : depth * size])
         listed = node.edge[: count * size]
         shared = min(len(own), len(listed))
-        if not np.array_equal(node.blocks[:count], table[node.start : depth]) or own[:shared] != listed[:shared]:
+        place = max(node.start, hold.passed)
+        same_blocks = np.array_equal(node.blocks[place - node.start : count], table[place:depth])
+        if not same_blocks or own[:shared] != listed[:shared]:
             found.append(f"branch {branch.branch_id}: its tokens or blocks are not those of node {node.node_id}")
             return
         depth = node.start

@@ -44,13 +44,15 @@ def _check_pin(state: CacheState, number: int, pin: Pin, found: list[str]) -> No
     forest, blocks = state.index.forest, pin.blocks
     if pin.pin_id != number or not 0 < number <= state.last_pin:
         found.append(f"pin {number}: it is registered under a wrong number")
-    depth = len(blocks)
-    while depth:
-        node = forest.nodes.get(NodeId(int(forest.node_of[blocks[depth - 1]])))
+    depth = pin.first + len(blocks)
+    while depth > pin.first:
+        node = forest.nodes.get(NodeId(int(forest.node_of[blocks[depth - 1 - pin.first]])))
         if node is None or node.tree.owner != pin.owner or not node.start < depth <= node.end:
             found.append(f"pin {number}: its blocks are no path of its owner's trees")
             return
-        if not np.array_equal(node.blocks[: depth - node.start], blocks[node.start : depth]):
+        place = max(node.start, pin.first)
+        held = blocks[place - pin.first : depth - pin.first]
+        if not np.array_equal(node.blocks[place - node.start : depth - node.start], held):
             found.append(f"pin {number}: its blocks are not those of node {node.node_id}")
             return
         depth = node.start

@@ -142,7 +142,10 @@ class IndexJournal:
         self._heads[:count] = np.frombuffer(head, _HEAD_TYPE)
         self._texts[:count] = np.frombuffer(tokens, self._texts.dtype)
         rows[1:, records.PARENT] = blocks[:-1]
-        rows[:, records.POSITION] = self._positions[first_index : first_index + count]
+        end = first_index + count
+        within = end <= len(self._positions)  # a path with gaps may be longer than the pool
+        positions = self._positions[first_index:end] if within else np.arange(first_index, end, dtype=np.uint32)
+        rows[:, records.POSITION] = positions
         above = self._stamp_at(previous_block) if previous_block else 0
         sums = self.hash.chained(rows, stamp, above, salt)
         self._items[blocks] = self._buffer_items[:count]

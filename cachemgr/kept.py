@@ -20,6 +20,7 @@ from cachemgr.radix import Match
 from cachemgr.relief import cut_holds, drop_holds
 from cachemgr.results import Keep, Kept, ScopeSpan
 from cachemgr.state import CacheState
+from cachemgr.windows import passed_by
 from common.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from common.layout import TOKEN_BYTES
 
@@ -51,9 +52,6 @@ def keep(state: CacheState, session: Session, lease: Lease, wanted: Keep, now_ns
     for run in session.take_deferred(lease_id=lease.lease_id):
         state.let_go(run)
     state.unpin(lease)
-    if lease.passed:  # whoever goes on from here computes all of it again: nothing of it is of use
-        state.pool.unhold(lease.held.copy())
-        lease.passed = lease.num_blocks = lease.sealed = 0
     num_blocks = -(-lease.sealed // state.block_tokens)
     state.pool.unhold(lease.table[num_blocks : lease.num_blocks].copy())
     state.waits.leave(lease)
@@ -102,7 +100,7 @@ def fork(state: CacheState, tenant: TenantId, name: bytes, names: Sequence[bytes
         _check_name(state, new)
     refuse_more(state, hold.owner, len(names))
     for new in names:
-        state.pool.hold(hold.blocks)
+        state.pool.hold(hold.held)
         copied = replace(hold, table=hold.blocks.copy(), parent=hold.lease_id)  # the token record is shared
         copied.lease_id = state.book.next_lease_id()
         _note_kept(state, state.kept.add(new, copied, now_ns + ttl_ns))
@@ -118,6 +116,8 @@ def rollback(state: CacheState, tenant: TenantId, name: bytes, num_tokens: int, 
     sealed = min(hold.sealed, num_tokens)
     if sealed < hold.prefix_blocks * state.block_tokens:
         sealed -= sealed % state.block_tokens  # of a wider scope's block, a part is nothing that a tenant holds
+    if passed_by(state, sealed) < hold.passed:
+        sealed = 0  # what would be read from there is gone
     cut_holds(state, hold, -(-sealed // state.block_tokens))
     hold.sealed = sealed
     hold.committed = 0
@@ -156,7 +156,7 @@ def longer(state: CacheState, branch: KeptBranch, match: Match, num_base: int, n
     them than `match` found: at most `num_tokens` are worth anything. It changes nothing."""
     hold, size = branch.hold, state.block_tokens
     held = min(hold.sealed, num_base, num_tokens)
-    if held <= len(match.blocks) * size + match.num_tail_tokens:
+    if held <= len(match.blocks) * size + match.num_tail_tokens or passed_by(state, held) < hold.passed:
         return None
     whole, rest = divmod(held, size)
     return Start(

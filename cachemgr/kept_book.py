@@ -57,7 +57,7 @@ class KeptBook:
         branch = KeptBranch(self._last_branch, name, hold, expires_ns)
         self.branches[name] = branch
         self.counts[hold.owner] = self.count_of(hold.owner) + 1
-        self.holds[hold.blocks] += 1
+        self.holds[hold.held] += 1
         hold.tree.users += 1
         if hold.prefix_tree is not None:
             hold.prefix_tree.users += 1

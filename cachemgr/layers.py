@@ -45,16 +45,17 @@ def match(
     wider = forest.trees.get((state.known_owner(span.owner), span.root))
     if wider is None:
         return NO_MATCH
-    above = index.match(wider, tokens, min(limit, prefix_blocks * state.block_tokens))
+    above = index.path(wider, tokens, min(limit, prefix_blocks * state.block_tokens))
     if len(above.blocks) < prefix_blocks:
-        return above
+        return index.usable(above)
     tree = forest.trees.get((state.known_owner(tenant), key))
     if tree is None or tree.anchor is None:
-        return above
-    below = index.match(tree, tokens, limit)
+        return index.usable(above)
+    below = index.path(tree, tokens, limit)
     if below.node is tree.root:
-        return above
-    return Match(join_runs([above.blocks, below.blocks]), below.source, below.num_tail_tokens, below.node)
+        return index.usable(above)
+    both = join_runs([above.blocks, below.blocks])
+    return index.usable(Match(both, below.source, below.num_tail_tokens, below.node))
 
 
 def trees_of(

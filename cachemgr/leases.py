@@ -41,8 +41,7 @@ class Lease:
                    is one of `num_published` and must be made writable before it is written
     prefix_blocks: leading blocks of the table that lie in `prefix_tree`, the tree of a wider scope; others in `tree`
     ttl_ns:        how long what it publishes or uses stays after its last use at most; 0 means as long as there is room
-    passed:        leading blocks that it let go of (`windows.py`); the table has the null block there. Where there are
-                   any, nothing of it is published, now or later
+    passed:        leading blocks that it let go of, or never held (`windows.py`); the table has the null block there
     """
 
     lease_id: LeaseId
@@ -89,7 +88,12 @@ class Lease:
     @property
     def private(self) -> BlockRun:
         """The blocks that it holds and the index does not list, a view."""
-        return self.table[self.passed or self.num_published : self.num_blocks]
+        return self.table[max(self.passed, self.num_published) : self.num_blocks]
+
+    @property
+    def listed(self) -> BlockRun:
+        """The blocks that it holds and the index lists at their place, a view."""
+        return self.table[self.passed : max(self.passed, self.num_published)]
 
     def append(self, blocks: list[int]) -> None:
         """Lengthens the table."""

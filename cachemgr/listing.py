@@ -214,6 +214,6 @@ def _prefix_view(state: CacheState, node: Node, pinned: set[int]) -> PrefixView:
         name=node_name(node, state.index.block_bytes).hex(),
         children=len(node.children) + node.anchored,
         priority=node.priority,
-        pinned=blocks[0] in pinned,
+        pinned=not pinned.isdisjoint(blocks),
         expires_ns=None if node.expires_ns == NEVER else node.expires_ns,
     )

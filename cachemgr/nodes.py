@@ -29,6 +29,7 @@ class Node:
     """One edge of a tree. `blocks` is never changed in place: views of it stay valid.
 
     edge:     packed little-endian int32 tokens
+    blocks:   that hold them; 0 is a gap (`gaps.py`)
     start:    index of the first block in the sequence from the root
     children: by their first blocks; nodes without any share one empty map
     key:      the first block of its edge, the very object that its parent's children have: its hash is known

@@ -26,13 +26,15 @@ MAX_PRIORITY: Final = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """One pin. `num_tokens` are resident and kept; `expires_ns` is NEVER for one that stays until it is ended."""
+    """One pin. `num_tokens` are resident and kept, by the blocks from place `first` on: a window sees none before;
+    `expires_ns` is NEVER for one that stays until it is ended."""
 
     pin_id: int
     owner: int
     blocks: BlockRun
     num_tokens: int
     expires_ns: int
+    first: int = 0
 
 
 def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns: int, ttl_ns: int | None) -> Pin:
@@ -41,7 +43,7 @@ def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns:
         raise InvalidArgument("ttl", "allowed is a time above 0")
     owner = state.known_owner(tenant)
     found = _resident(state, owner, root, tokens)
-    blocks = found.blocks
+    blocks = found.blocks[found.blocks > 0]
     if found.source:
         blocks = np.append(blocks, found.source)
     budget = state.quotas.of(owner).pin_blocks
@@ -57,7 +59,8 @@ def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns:
     state.pool.hold(blocks)
     state.last_pin += 1
     num_tokens = len(found.blocks) * state.block_tokens + found.num_tail_tokens
-    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, NEVER if ttl_ns is None else now_ns + ttl_ns)
+    first = len(found.blocks) + (found.source > 0) - len(blocks)
+    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, NEVER if ttl_ns is None else now_ns + ttl_ns, first)
     state.pins[made.pin_id] = made
     state.events.add("pin_made", now_ns, owner=owner, blocks=made.blocks, pin=made.pin_id)
     state.revision += 1

@@ -14,6 +14,7 @@ from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept import end_branches
 from cachemgr.nodes import Node, Tree, join_runs
 from cachemgr.state import CacheState
+from cachemgr.windows import unlist_passed
 
 
 class Reachable(Protocol):
@@ -43,6 +44,7 @@ def prune(state: CacheState, scope: TenantId, reachable: Reachable) -> int:
         state.index.forest.forget_if_empty(tree)
     blocks = join_runs(runs)
     state.index.forest.node_of[blocks] = 0
+    blocks = blocks[blocks > 0]
     state.forget_names(blocks)
     if state.journal is not None:
         state.journal.erase(blocks)
@@ -73,10 +75,11 @@ def _prune_below(state: CacheState, node: Node, above: bytes, reachable: Reachab
     parent = lower.parent
     if parent is None:
         raise ValueError("the root is never pruned")
-    parent.children.remove(lower.key)
+    emptied = parent.children.remove(lower.key)
     parent.tails -= lower.tail
     runs = _forget(state, [lower])
-    forest.queue.push(parent, first=True)
+    if emptied:
+        forest.has_become_leaf(parent)
     return runs
 
 
@@ -123,6 +126,7 @@ def _end_users(state: CacheState, owner: int, reachable: Reachable) -> None:
     for lease in state.book.leases.values():
         if is_over(lease.prefix_tree, lease.tokens, lease.prefix_blocks):
             lease.num_published = min(lease.num_published, covered(lease.tokens, lease.prefix_blocks))
+            unlist_passed(lease)
             lease.committed = 0
             lease.store = False
             state.waits.leave(lease)

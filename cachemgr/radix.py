@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cachemgr.eviction import count_idle_tail
 from cachemgr.forest import Forest
 from cachemgr.ids import BlockRun
 from cachemgr.nodes import NEVER, NO_BLOCKS, Node, Tree, common_tokens, join_runs
@@ -88,6 +89,33 @@ class PrefixIndex:
                 return Match(join_runs(runs), best.blocks.item(0), shared, best)
             break
         return Match(join_runs(runs), 0, 0, node)
+
+    def path(self, tree: Tree, tokens: bytes, num_tokens: int) -> Match:
+        """As `match`, of one tree of two that a prefix lies in: `usable` is asked about both together."""
+        return self.match(tree, tokens, num_tokens)
+
+    def usable(self, found: Match) -> Match:
+        """What of a path can be begun with: all of it, where it has no gaps (`gaps.py`)."""
+        return found
+
+    def fill(
+        self, node: Node, depth: int, tokens: bytes, own: BlockRun, existing: BlockRun
+    ) -> tuple[BlockRun, list[int]]:
+        """Puts `own` blocks that were computed anew where an insertion, of the same cursor and tokens, found gaps among
+        the `existing` ones; these with those, and their places. Here there are none."""
+        return existing, []
+
+    def take_idle(self, node: Node) -> tuple[BlockRun, bool]:
+        """Unlists what of a node could be evicted now; returns it, and whether the node is there still."""
+        is_leaf = not node.children and not node.anchored
+        idle = count_idle_tail(node.blocks, self.references) if is_leaf else 0
+        blocks = node.blocks[len(node.blocks) - idle :]
+        if idle == len(node.blocks):
+            self.forest.remove(node)
+            return blocks, False
+        if idle:
+            self.forest.trim(node, len(node.blocks) - idle)
+        return blocks, True
 
     def use(self, found: Match, priority: int, expires_ns: int = NEVER) -> None:
         """A use of what was found, as `touch`. A node that goes on after it is left as it is: what is not used there
@@ -239,4 +267,4 @@ class PrefixIndex:
             self.forest.drop_tree(tree)
         blocks = join_runs(runs)
         self.forest.node_of[blocks] = 0
-        return blocks, dropped
+        return blocks[blocks > 0], dropped

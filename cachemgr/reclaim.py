@@ -23,7 +23,7 @@ from cachemgr.ids import BlockRun
 from cachemgr.nodes import NO_CHILDREN, Node
 from cachemgr.policies import Order
 
-_LAST = (1 << 62, 1 << 62)  # after every head
+LAST = (1 << 62, 1 << 62)  # after every head
 _FEWEST_LEAVES: Final = 4  # below this, one by one is cheaper
 _MOST_LEAVES: Final = 256
 _BLOCKS, _LEAF_OF, _RANK = attrgetter("blocks"), attrgetter("leaf_of"), attrgetter("priority", "last_use")
@@ -61,7 +61,7 @@ class Reclaimer:
         while heads and total < count:
             owner = heappop(heads)[2]
             queue = self._forest.queue.owners[owner]
-            until = heads[0][:2] if heads else _LAST
+            until = heads[0][:2] if heads else LAST
             taken = self._take_from(queue, min(left[owner], count - total), until, runs)
             left[owner] -= taken
             total += taken
@@ -78,7 +78,7 @@ class Reclaimer:
             left -= self._take_leaves(order, left, until, runs)
             if not left:
                 return count
-            for node in order.drain() if until is _LAST else _drain_until(order, until):
+            for node in order.drain() if until is LAST else drain_until(order, until):
                 children = node.children
                 if (children is not NO_CHILDREN and children) or node.anchored:
                     continue
@@ -140,12 +140,12 @@ def _leading_leaves(nodes: list[Node], until: tuple[int, int]) -> int:
     parents = list(map(_LEAF_OF, nodes))
     if parents.count(parents[0]) != num:  # by far cheaper than looking where
         num = next(place for place, other in enumerate(parents) if other is not parents[0])
-    if until is not _LAST:
+    if until is not LAST:
         num = next((place for place, rank in enumerate(map(_RANK, nodes[:num])) if rank > until), num)
     return num
 
 
-def _drain_until(order: Order, until: tuple[int, int]) -> Iterator[Node]:
+def drain_until(order: Order, until: tuple[int, int]) -> Iterator[Node]:
     """As `Order.drain`, while the next node ranks no later than `until`."""
     while True:
         node = order.first()

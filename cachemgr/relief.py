@@ -1,9 +1,8 @@
-"""What gives way to work where blocks lack: what running sequences have passed (`windows.py`), then kept branches, the
-holds of the oldest first.
+"""Kept branches give way to work: where blocks lack, the holds of the oldest are dropped.
 
-Invariant: the tokens of a branch stay, so that continuing computes again what is gone by then; a relief that would not
-be enough changes nothing, and none takes another owner below its floor. A pool full of kept branches is therefore as
-good as one full of cached blocks, and never a deadlock.
+Invariant: their tokens stay, so that continuing computes again what is gone by then; a relief that would not be enough
+changes nothing, and none takes another owner below its floor. A pool full of kept branches is therefore as good as one
+full of cached blocks, and never a deadlock.
 Called by the modules that allocate (`admission.py`, `branches.py`, `reports.py`) and by `kept.py`.
 """
 
@@ -18,7 +17,6 @@ from cachemgr.kept_book import KeptBranch
 from cachemgr.leases import Lease
 from cachemgr.nodes import NO_BLOCKS
 from cachemgr.state import CacheState
-from cachemgr.windows import accept, offers
 
 
 def relieve(
@@ -30,22 +28,13 @@ def relieve(
     last: KeptBranch | None = None,
     own: bool = False,
 ) -> bool:
-    """Makes room until owner `asking` can have `missing` blocks more, `besides` not counted: by what running sequences
-    have passed, then by the holds of the oldest branches. Asked are all owners that are not at their floor, or with
-    `own` itself alone; the branch `last` after all others. Where all together would not do, nothing changes: False.
+    """Drops holds of the oldest branches until owner `asking` can have `missing` blocks more, `besides` not counted:
+    those of all owners that are not at their floor, or with `own` its own alone; the branch `last` after all others.
+    Where all of them together would not do, it changes nothing: False.
     """
-    passed = offers(state, asking, besides, own=own)
-    offered = sum(offer.gain for offer in passed)
     chosen = [branch for branch in state.kept.branches.values() if _may_drop(state, branch, asking, own=own)]
-    if offered < missing and (not chosen or _gain(state, chosen, asking, besides) < missing - offered):
+    if not chosen or _gain(state, chosen, asking, besides) < missing:
         return False
-    for offer in passed:
-        if missing > 0:
-            accept(state, offer, asking)
-            missing -= offer.gain
-    if missing <= 0:
-        state.revision += 1
-        return True
     chosen.sort(key=lambda branch: branch is last)  # stable: the oldest first
     before = _room_besides(state, asking, besides)
     for branch in chosen:
@@ -74,7 +63,7 @@ def _gain(state: CacheState, chosen: Sequence[KeptBranch], asking: int, besides:
     if len(chosen) < len(kept):
         holds = np.zeros_like(holds)
         for branch in chosen:
-            holds[branch.hold.blocks] += 1
+            holds[branch.hold.held] += 1
     loose = (holds > 0) & (pool.references == holds + pool.published)
     loose[besides] = False
     owners, counts = np.unique(pool.ownership.owner[loose], return_counts=True)
@@ -91,7 +80,7 @@ def _drop_to_floor(state: CacheState, hold: Lease, asking: int) -> None:
         drop_holds(state, hold)
         return
     spare = state.quotas.above_floor(hold.owner)
-    private = hold.table[hold.num_published : hold.num_blocks]
+    private = hold.private
     freed = np.cumsum(state.pool.references.take(private)[::-1] == 1)
     droppable = int(np.searchsorted(freed, spare, side="right"))
     if droppable == len(private):
@@ -109,7 +98,8 @@ def drop_holds(state: CacheState, hold: Lease) -> None:
 
 def cut_holds(state: CacheState, hold: Lease, num_blocks: int) -> None:
     """Lets go of all blocks after the first `num_blocks` of the table."""
-    dropped = hold.table[num_blocks : hold.num_blocks].copy()
+    dropped = hold.table[max(num_blocks, hold.passed) : hold.num_blocks].copy()
+    hold.passed = min(hold.passed, num_blocks)
     if not len(dropped):
         return
     published = hold.num_published

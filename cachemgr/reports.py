@@ -92,11 +92,7 @@ def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArra
     if not wanted:
         return NOTHING_TAKEN
     room = state.room_for(NO_OWNER)
-    if wanted > room and (
-        relieve(state, wanted - room, asking=NO_OWNER)
-        # Else whoever waits for one block would preempt somebody for what others have passed.
-        or (state.window_tokens and not room and relieve(state, 1, asking=NO_OWNER))
-    ):
+    if wanted > room and relieve(state, wanted - room, asking=NO_OWNER):
         room = state.room_for(NO_OWNER)
     count = min(wanted, room)
     if not count:
@@ -127,7 +123,7 @@ def _apply(
         state.counters.cow_copies += 1
         sealed = max(sealed, lease.granted)
     replacement = seal(state, session, lease, sealed)
-    if state.window_tokens and not lease.store:
+    if state.window_tokens:
         drop_passed(state, lease)
     if not sequence.release:
         return replacement

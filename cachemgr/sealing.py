@@ -57,7 +57,10 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
     count = len(existing)
     replacement = None
     if count:
+        existing, filled = index.fill(cursor, first, tokens, own, existing)
         replacement = _replace(state, session, lease, existing)
+        for place in filled:
+            state.publish(lease, first + place, tokens[place * size : (place + 1) * size], own[place : place + 1])
     new = own[count:] if count else own
     if len(new):
         state.publish(lease, first + count, tokens[count * size :], new)

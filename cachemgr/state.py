@@ -17,6 +17,7 @@ from cachemgr.claimed import Claimed
 from cachemgr.counters import Counters
 from cachemgr.events import EventLog
 from cachemgr.expiry import expire
+from cachemgr.gaps import GappedIndex
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import KeptBook
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, Lease, LeaseBook, Session
@@ -75,6 +76,8 @@ class CacheState:
         self.last_holders: NDArray[np.int64] | None = None  # by block, of the journal that is being adopted
         self.pool = BlockPool(num_blocks, on_free)
         self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
+        if window_tokens:
+            self.index = GappedIndex(num_blocks, block_tokens, self.pool.references, window_tokens)
         self.book = LeaseBook(epoch=epoch, lease_ns=lease_ns, grace_ns=grace_ns)
         self.quotas = Quotas(self.pool)
         self.pins: dict[int, Pin] = {}
@@ -257,8 +260,20 @@ class CacheState:
     def rest(self, lease: Lease, num_published: int) -> None:
         """Tells the eviction queue that a lease has let go of the first `num_published` blocks of its table, or the
         last of them."""
-        if num_published:
+        if num_published and self.window_tokens:
+            self.rest_path(lease.table[lease.passed : num_published])
+        elif num_published:
             self.index.requeue(lease.table.item(num_published - 1))
+
+    def rest_path(self, blocks: BlockRun) -> None:
+        """As `rest`, where any of these listed blocks may be evicted: of each node one, the last one first."""
+        end = len(blocks)
+        while end:
+            node = self.index.forest.node_or_none(blocks.item(end - 1))
+            if node is None:
+                return
+            self.index.forest.queue.push(node)
+            end = max(0, end - 1 - (int(self.index.forest.position[blocks[end - 1]]) - node.start))
 
     def let_go(self, run: BlockRun, *, quarantine: bool = False) -> BlockRun:
         """One holder less for blocks that may be published or not; returns what became free, or quarantined."""
@@ -279,7 +294,7 @@ class CacheState:
         loose = [self.let_go(run, quarantine=quarantine) for run in deferred]
         if lease.copy is not None:
             loose.append(self.unpin(lease, quarantine=quarantine))
-        self.pool.unhold_published(lease.table[: lease.num_published])
+        self.pool.unhold_published(lease.listed)
         if lease.num_published < lease.num_blocks:
             loose.append(self.pool.unhold(lease.private, quarantine=quarantine))
         self.rest(lease, lease.num_published)

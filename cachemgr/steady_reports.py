@@ -59,7 +59,7 @@ def others(
         lease.sealed = sealed
         if leaf is not None:
             grow(state, lease, leaf)
-        elif windowed and not lease.store:
+        if windowed:
             drop_passed(state, lease)
 
 

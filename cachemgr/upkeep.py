@@ -14,6 +14,7 @@ from cachemgr.kept import end_all
 from cachemgr.pins import end_expired_pins, end_pins
 from cachemgr.results import DetachOutcome
 from cachemgr.state import CacheState
+from cachemgr.windows import unlist_passed
 from common.errors import FailedPrecondition, InvalidArgument
 
 
@@ -91,6 +92,7 @@ def purge(state: CacheState, tenant: TenantId) -> int:
             lease.num_published = min(lease.num_published, lease.prefix_blocks)
         else:
             continue
+        unlist_passed(lease)
         lease.committed = 0
         lease.store = False
         state.waits.leave(lease)

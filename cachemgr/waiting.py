@@ -103,7 +103,7 @@ class Waits:
             if record[place : place + size] != tokens[place : place + size]:
                 continue  # no longer than the best so far; one compare of a block instead of one of all
             common = min(end, common_tokens(bytes(record[: end * size]), tokens) // self._block_tokens)
-            if common > most:
+            if common > max(most, lease.num_published):  # what it has published may be gone again (`gaps.py`)
                 best, most = lease, common
         return None if best is None else (best, most)
 

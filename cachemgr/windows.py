@@ -1,42 +1,29 @@
 """Windows: where no layer reads further back than so many keys, a running sequence lets go of what lies before them.
 
-The leading blocks that went are null in its table. What nobody can find, since it may not be published, goes as soon as
-it is passed. What is listed stays as long as there is room, for another prompt may begin with it; where blocks lack it
-goes before any sequence has to give way, and with it all that hangs below it in the index.
-Invariants: no block goes that a token still to be computed may read, or that anybody else holds; a path of the index
-has no gaps: who lets go of a listed block publishes nothing any more. Called by `reports.py` and `relief.py`.
+The leading blocks that it has passed are null in its table. Those that are listed are cached from then on, like what
+any sequence leaves behind; the others are free. A sequence that begins with a cached prefix holds no more of it either
+(`gaps.py`). Invariants: no block goes that a token still to be computed may read; of what is listed of a lease, it
+holds the last block. Called by `reports.py`; pure arithmetic for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cachemgr.ids import BlockRun
-from cachemgr.leases import Lease
-from cachemgr.nodes import NO_BLOCKS, Node
-from cachemgr.state import CacheState
+if TYPE_CHECKING:
+    from cachemgr.leases import Lease
+    from cachemgr.state import CacheState
 
 
-class Offer(NamedTuple):
-    """What a lease would free: its listed blocks from place `first` on to the last one that is passed.
-
-    gain: how many those are    lost: how many blocks less its owner has then, with those that hang below and are idle
-    """
-
-    lease: Lease
-    first: int
-    gain: int
-    lost: int
+def passed_blocks(num_tokens: int, window_tokens: int, block_tokens: int) -> int:
+    """Leading blocks that lie before a window of every token after the first `num_tokens`. Of those tokens, the last
+    whole block is never among them."""
+    return max(0, num_tokens + 1 - max(window_tokens, block_tokens + 1)) // block_tokens if window_tokens else 0
 
 
 def passed_by(state: CacheState, num_tokens: int) -> int:
-    """Leading blocks that lie before the window of every token after the first `num_tokens`; 0 where there is none."""
-    if not state.window_tokens:
-        return 0
-    return max(0, num_tokens + 1 - state.window_tokens) // state.block_tokens
+    """As `passed_blocks`, with the window and the blocks of a manager; 0 where it has no window."""
+    return passed_blocks(num_tokens, state.window_tokens, state.block_tokens)
 
 
 def begins_with(state: CacheState, num_tokens: int) -> int:
@@ -50,77 +37,22 @@ def begins_with(state: CacheState, num_tokens: int) -> int:
 
 
 def drop_passed(state: CacheState, lease: Lease) -> None:
-    """Lets go of what a lease that publishes nothing has passed. Listed blocks go together, when it has passed all of
-    them: whoever holds a block of a path holds all before it."""
-    passed, published = passed_by(state, lease.sealed), lease.num_published
-    if state.frozen or passed <= lease.passed or passed < published:
+    """Lets go of what a lease has passed."""
+    first, passed, published = lease.passed, passed_by(state, lease.sealed), lease.num_published
+    if state.frozen or passed <= first:
         return
-    if published:
-        state.pool.unhold_published(lease.table[:published])
-        state.rest(lease, published)
-        lease.num_published = 0
-    private = lease.table[lease.passed or published : passed].copy()
+    listed, private = lease.table[first : min(passed, published)].copy(), lease.table[max(first, published) : passed]
+    if len(listed):
+        state.pool.unhold_published(listed)
+        state.rest_path(listed)
+    if len(private):
+        state.pool.unhold(private.copy())
     lease.table[:passed] = 0
     lease.passed = passed
-    state.pool.unhold(private)
+    unlist_passed(lease)
 
 
-def offers(state: CacheState, asking: int, besides: BlockRun = NO_BLOCKS, *, own: bool = False) -> list[Offer]:
-    """What the leases could free for an owner, the largest first: those of all owners, as far as they stay above their
-    floors, or with `own` its own alone. `besides` is a path that is about to be held."""
-    if not state.window_tokens or state.frozen:
-        return []
-    found = [_offer(state, lease, besides) for lease in state.book.leases.values() if not own or lease.owner == asking]
-    spare: dict[int, int] = {}
-    chosen: list[Offer] = []
-    for offer in sorted((item for item in found if item is not None), key=lambda item: -item.gain):
-        owner = offer.lease.owner
-        left = spare.setdefault(owner, state.quotas.above_floor(owner))
-        if owner != asking and offer.lost > left:
-            continue
-        spare[owner] = left - offer.lost
-        chosen.append(offer)
-    return chosen
-
-
-def accept(state: CacheState, offer: Offer, asking: int) -> None:
-    """Frees what is offered; nothing else may have changed since."""
-    lease, forest = offer.lease, state.index.forest
-    node = forest.node_at(lease.table.item(offer.first))
-    if offer.first > node.start:
-        forest.split(node, offer.first - node.start)  # the lower part keeps its id
-    forest.ghosts.stamp = (state.now_ns, asking, "room")
-    unlisted = forest.cut_off(node)
-    state.forget_names(unlisted)
-    state.note_unlisted(unlisted, "room")
-    state.pool.unpublish(unlisted)
-    lease.num_published = offer.first
-    lease.committed = 0
-    lease.store = lease.grew = False
-    state.waits.leave(lease)
-    drop_passed(state, lease)
-
-
-def _offer(state: CacheState, lease: Lease, besides: BlockRun) -> Offer | None:
-    """None where a lease has nothing to offer: below the wider scope and `besides`, listed, passed, its alone."""
-    passed = passed_by(state, lease.sealed)
-    if not lease.store or passed <= lease.prefix_blocks:
-        return None
-    path = lease.table[:passed]
-    shared = np.count_nonzero(state.pool.references.take(path) > 2)  # holders only become fewer along a path
-    wanted = np.count_nonzero(path[: len(besides)] == besides[:passed])
-    first = max(lease.prefix_blocks, int(shared), int(wanted))
-    if first >= passed:
-        return None
-    node, idle = state.index.forest.node_at(lease.table.item(first)), 0
-    for below in _all_below(node):
-        idle += int(np.count_nonzero(state.pool.references.take(below.blocks) == 1))
-    return Offer(lease, first, passed - first, passed - first + idle)
-
-
-def _all_below(node: Node) -> Iterator[Node]:
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        stack += node.children
-        yield node
+def unlist_passed(lease: Lease) -> None:
+    """A lease that holds nothing that is listed, since it publishes no more, has nothing published."""
+    if lease.num_published <= lease.passed:
+        lease.num_published = 0

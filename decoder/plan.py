@@ -187,8 +187,8 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _window_blocks(layout: KvLayout, shape: Shape) -> int | None:
-    """Blocks that a sequence comes down to where blocks lack: those in which a key of the widest window may lie. None
-    where a layer sees all keys."""
+    """Blocks that a running sequence holds: those in which a key of the widest window may lie. None where a layer sees
+    all keys."""
     widest = [window for window in shape.windows if window is not None]
     if len(widest) < shape.num_layers:
         return None

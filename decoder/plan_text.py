@@ -92,9 +92,9 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
     if plan["window_blocks"] is not None:
         least = plan["window_blocks"]
         text = (
-            f"Every layer has a window. A sequence keeps all of its blocks, for prompts to come, as long as there is "
-            f"room; where blocks lack, a running one comes down to those of the widest window: "
-            f"{count(least, 'block')}, {_readable(least * plan['block_bytes'])}."
+            f"Every layer has a window: a running sequence holds the blocks of the widest window alone, at most "
+            f"{count(least, 'block')}, {_readable(least * plan['block_bytes'])}. What it has passed is cached, for "
+            f"prompts to come, while there is room."
         )
         return [table(_WINDOW_COLUMNS, rows), text]
     return [

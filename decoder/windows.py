@@ -1,7 +1,7 @@
 """Which blocks of a sequence no layer reads any more. The decoder's half of `cachemgr/windows.py`: pure arithmetic.
 
-The cache manager takes what a sequence has passed where it lacks blocks, and says nothing of it: the table of the
-sequence names those blocks still, and no kernel looks at them. Called by the scheduler.
+The cache manager takes what a sequence has passed, and says nothing of it: the table of the sequence names those blocks
+still, and no kernel looks at them. Called by the scheduler.
 """
 
 from __future__ import annotations

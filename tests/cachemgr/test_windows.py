@@ -1,4 +1,4 @@
-"""Windows: what a running sequence has passed is freed where blocks lack, and nothing that anybody may read."""
+"""Windows: a running sequence lets go of what it has passed, and of nothing that it may read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cachemgr import windows
 from cachemgr.admin_messages import lease_message
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
-from cachemgr.results import Keep
+from cachemgr.results import Keep, SequenceReport
 from cachemgr.resuming import Held
 from common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from tests.cachemgr.adoption_rig import DyingRig
@@ -44,7 +44,7 @@ def test_a_sequence_may_be_many_times_longer_than_the_pool(no_store: bool) -> No
     sequence = rig.acquire(range(B), no_store=no_store)
     rig.compute(sequence)
     decode(rig, sequence, 40 * WINDOW)
-    assert held(rig, sequence) <= (MOST if no_store else 2 * MOST)
+    assert held(rig, sequence) <= MOST
     rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
     rig.quiet()
     assert rig.manager.snapshot().active_blocks == 0
@@ -56,89 +56,21 @@ def test_a_sequence_may_be_many_times_longer_than_the_pool(no_store: bool) -> No
         decode(rig, sequence, 40 * WINDOW)
 
 
-def test_what_is_not_published_goes_as_soon_as_it_is_passed() -> None:
-    """With room to spare a sequence that stores nothing holds its window and no more; one that stores keeps all."""
+def test_a_sequence_holds_its_window_and_no_more() -> None:
+    """With room to spare as well; what it publishes is cached then, and found, what it does not is free."""
     rig = Rig(num_blocks=128, window_tokens=WINDOW)
     private, stored = rig.acquire(range(B), no_store=True), rig.acquire(range(100, 100 + B))
     for sequence in (private, stored):
         rig.compute(sequence)
         decode(rig, sequence, 20 * B)
-    assert held(rig, private) <= MOST
-    assert held(rig, stored) == 21
+        assert held(rig, sequence) <= MOST
+    shot = rig.manager.snapshot()
+    assert shot.cached_blocks == 21 - held(rig, stored)
     shown = [lease_message(view, 0) for view in rig.manager.list_leases().items]
     assert [item.num_blocks for item in shown] == [held(rig, private), held(rig, stored)]
     assert shown[0].blocks[: 21 - held(rig, private)] == [0] * (21 - held(rig, private))
-
-
-def test_prefixes_stay_until_blocks_lack() -> None:
-    """While there is room all of a running sequence can be found; when another needs its blocks, what it has passed
-    goes with all of it that is listed below, and it computes on with what it reads."""
-    rig = Rig(num_blocks=16, window_tokens=WINDOW)
-    running = rig.acquire(range(12 * B))
-    rig.compute(running)
-    rig.report(rig.message(running))
-    assert rig.serve([*range(12 * B), 7]) == 12 * B
-    rig.check()
-    other = rig.acquire(range(1000, 1000 + 9 * B))
-    assert held(rig, running) <= MOST
-    rig.compute(other)
-    rig.check()
-    rig.report(rig.message(other, release=True))
-    decode(rig, running, 3 * B)
-    assert rig.serve([*range(4 * B), 7]) == 0
-    rig.finish(running)
-    rig.report(returned=rig.credit[rig.session])
-    rig.quiet()
-
-
-def test_a_prefix_that_others_hold_stays_listed() -> None:
-    """What two sequences share goes only when both have passed it and nobody is to be served by it: the shared part
-    stays found, each frees its own."""
-    rig = Rig(num_blocks=24, window_tokens=WINDOW)
-    prompt = list(range(4 * B))
-    first = rig.acquire([*prompt, *range(100, 100 + 6 * B)])
-    rig.compute(first)
-    rig.report(rig.message(first))
-    second = rig.acquire([*prompt, *range(200, 200 + 6 * B)])
-    assert second.computed == 4 * B
-    rig.compute(second)
-    rig.report(rig.message(second))
-    other = rig.acquire(range(1000, 1000 + 11 * B))  # 16 are held, 8 free: one of the two must do
-    rig.compute(other)
-    rig.check()
-    assert sorted((held(rig, first), held(rig, second)))[0] <= MOST
-    assert rig.serve([*prompt, 7]) == 4 * B
-    for sequence in (first, second, other):
-        rig.finish(sequence)
-    rig.quiet()
-
-
-def test_relief_that_would_not_do_changes_nothing() -> None:
-    """Where what was passed is not enough, nobody loses a listed block for nothing."""
-    rig = Rig(num_blocks=16, window_tokens=WINDOW)
-    running = rig.acquire(range(12 * B))
-    rig.compute(running)
-    rig.report(rig.message(running))
-    with pytest.raises(ResourceExhausted) as refused:
-        rig.acquire(range(1000, 1000 + 14 * B))
-    assert refused.value.reason == "POOL_FULL"
-    assert held(rig, running) == 12
-    assert rig.serve([*range(12 * B), 7]) == 12 * B
-
-
-def test_a_hit_is_not_taken_away_from_who_asks_for_it() -> None:
-    """An acquire that shares what a running sequence has passed is not served by dropping that very prefix."""
-    rig = Rig(num_blocks=20, window_tokens=WINDOW)
-    rig.acquire(range(900, 900 + 4 * B))
-    running = rig.acquire(range(12 * B))
-    rig.compute(running)
-    rig.report(rig.message(running))
-    with pytest.raises(ResourceExhausted):
-        rig.acquire([*range(12 * B), *range(700, 700 + 5 * B)])
-    again = rig.acquire([*range(12 * B), *range(700, 700 + 4 * B)])
-    assert again.computed == 12 * B
-    rig.compute(again)
-    rig.check()
+    assert rig.serve([*stored.tokens, 7]) == 21 * B
+    assert rig.serve([*private.tokens, 7]) == 0
 
 
 @pytest.mark.parametrize(("floor", "goes"), [(12, False), (2, True)])
@@ -155,7 +87,7 @@ def test_a_tenants_floor_is_kept(floor: int, goes: bool) -> None:
         assert not goes
     else:
         assert goes
-    assert (held(rig, running) == 12) is not goes
+    assert (rig.manager.snapshot().cached_blocks == 9) is not goes
     rig.check()
 
 
@@ -193,21 +125,27 @@ def test_branches_share_what_is_left_and_nothing_before() -> None:
     rig.quiet()
 
 
-def test_a_conversation_that_has_let_go_is_kept_by_its_tokens() -> None:
-    """It holds nothing, and who continues it computes all of it again."""
+def test_a_conversation_is_kept_by_its_window() -> None:
+    """It holds what its next token reads: who continues it computes nothing again, who cuts it further back does."""
     rig = Rig(num_blocks=64, window_tokens=WINDOW)
-    sequence = rig.acquire(range(10 * B), no_store=True)
-    rig.compute(sequence)
-    rig.report(rig.message(sequence))
-    done = rig.report(rig.message(sequence, release=True)._replace(keep=Keep(b"name", 10**9)))
-    assert [item.num_tokens for item in done.kept] == [10 * B]
-    rig.quiet()
-    answer = rig.manager.acquire(
-        rig.session, tenant=TenantId("a"), root=root_of("a"), tokens=pack([1]), request_id="r", sample=0, base=b"name",
-        now_ns=0,
-    )  # fmt: skip
-    assert answer.cached_tokens == 0 and answer.base_tokens == pack(range(10 * B))
-    assert not rig.manager.check_integrity()
+    for base_tokens, cached in ((0, 10 * B), (10 * B - 1, 10 * B - 1), (7 * B, 0)):
+        sequence = rig.acquire(range(10 * B), no_store=True)
+        rig.compute(sequence)
+        rig.report(rig.message(sequence))
+        done = rig.report(rig.message(sequence, release=True)._replace(keep=Keep(b"name", 10**9)))
+        assert [item.num_tokens for item in done.kept] == [10 * B]
+        assert rig.manager.snapshot().active_blocks == 3
+        answer = rig.manager.acquire(
+            rig.session, tenant=TenantId("a"), root=root_of("a"), tokens=pack([1]), request_id="r", sample=0,
+            base=b"name", base_tokens=base_tokens, now_ns=0,
+        )  # fmt: skip
+        assert answer.cached_tokens == cached
+        assert not rig.manager.check_integrity()
+        rig.report(SequenceReport(answer.lease_id, release=True))
+        rig.manager.rollback_kept(TenantId("a"), b"name", 7 * B, now_ns=0)
+        assert not rig.manager.check_integrity()
+        rig.manager.drop_kept(TenantId("a"), b"name", now_ns=0)
+        rig.quiet()
 
 
 def test_the_end_of_a_session_frees_what_is_held_alone() -> None:
@@ -252,8 +190,8 @@ def test_a_decoder_that_comes_back_may_name_what_it_has_passed() -> None:
 
 @pytest.mark.parametrize("no_store", [True, False])
 def test_a_new_manager_takes_over_what_has_let_go(no_store: bool) -> None:
-    """After a death a sequence is leased again with what it reads: the index has its beginning still, or nothing is
-    claimed of it. Whatever stands there in the decoder's table is not believed."""
+    """After a death a sequence is leased again with what it reads, and publishes on where it did. Whatever stands
+    before that in the decoder's table is not believed."""
     rig = DyingRig(num_blocks=24, window_tokens=WINDOW)
     sequence = rig.acquire(range(10 * B), no_store=no_store)
     rig.compute(sequence)
@@ -263,7 +201,7 @@ def test_a_new_manager_takes_over_what_has_let_go(no_store: bool) -> None:
     rig.die()
     rig.come_back()
     rig.check()
-    assert held(rig, sequence) == (3 if no_store else 10)
+    assert held(rig, sequence) == 3
     lease = rig.manager._state.book.leases[sequence.lease_id]
     assert lease.store is not no_store and lease.blocks.tolist()[7:] == own[7:]
     decode(rig, sequence, 3 * B)
@@ -283,20 +221,6 @@ def test_null_blocks_are_claimed_only_before_the_window() -> None:
     rig.die()
     rig.come_back()
     assert not sequence.lease_id and not rig.manager.check_integrity()
-
-
-def test_a_rollback_does_not_let_go_of_what_it_goes_back_to() -> None:
-    """The block that a rollback needs is not had from what the sequence reads again after it; nor that of a fork."""
-    rig = Rig(num_blocks=10, window_tokens=WINDOW)
-    sequence = rig.acquire(range(9 * B + 2))
-    rig.compute(sequence)
-    rig.report(rig.message(sequence))
-    rig.manager.commit(rig.session, sequence.lease_id, 9 * B + 2, 0)
-    with pytest.raises(ResourceExhausted):
-        rig.manager.rollback(rig.session, sequence.lease_id, 2 * B + 1, 0)
-    assert (held(rig, sequence), rig.manager.check_integrity()) == (10, [])
-    assert not rig.fork(sequence, [1], 2 * B + 1)
-    assert not rig.manager.check_integrity()
 
 
 def test_a_prompt_may_be_longer_than_the_pool() -> None:

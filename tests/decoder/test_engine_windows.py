@@ -145,6 +145,37 @@ def test_a_window_that_does_not_fit_is_refused(model: Any) -> None:
     assert node.sink.failed[1].reason == "EXCEEDS_POOL"
 
 
+def test_a_hit_whose_head_is_gone(model: Any) -> None:
+    """A prompt of which nothing is left but what its last token reads is a hit for its whole length, with the bits of a
+    miss, also where it goes on and where it is sampled; the freed head is poison. A part of it is computed anew."""
+    prompt = prompt_of(500, 1)
+    node = node_of(model, 96)
+    numbers = iter(range(1, 100))
+
+    def ask(tokens: list[int], **options: Any) -> tuple[int, Any]:
+        item = request(next(numbers), tokens, max_tokens=30, num_logprobs=2, **options)
+        value = said(node, item)
+        return node.sink.cached[item.number], [value[item.number, sample] for sample in range(len(value))]
+
+    many = {"num_samples": 3, "temperature": 0.8, "seed": 5}
+    nothing = {"no_read": True, "no_store": True}
+    longer, part = [*prompt, *prompt_of(40, 2)], prompt[:100]
+    want = [
+        ask(prompt, **nothing)[1],
+        ask(prompt, **many, **nothing)[1],
+        ask(longer, **nothing)[1],
+        ask(part, **nothing)[1],
+    ]
+    ask(prompt)
+    gone = node.manager.evict(num_blocks=(500 - model.layout.window_tokens) // B)
+    assert gone > 10
+    assert ask(prompt) == (499, want[0])
+    assert ask(prompt, **many) == (499, want[1])
+    assert ask(longer)[1] == want[2]
+    assert ask(part) == (0, want[3])
+    node.assert_quiet()
+
+
 def test_prefixes_stay_right_after_blocks_lacked(model: Any) -> None:
     """A prompt that is found, one that was let go of and computed again, and one that leaves it: the same bits."""
     long, short = prompt_of(200, 1), prompt_of(60, 2)

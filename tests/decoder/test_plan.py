@@ -109,7 +109,7 @@ def test_windows_are_shown_with_what_they_cost(tmp_path: Path, capsys: pytest.Ca
     assert "layer groups" not in capsys.readouterr().out
 
 
-def test_a_model_of_windows_alone_says_what_a_sequence_comes_down_to(
+def test_a_model_of_windows_alone_says_what_a_running_sequence_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where every layer has a window, the blocks that it may touch; nothing of that where one layer sees all."""
@@ -122,7 +122,7 @@ def test_a_model_of_windows_alone_says_what_a_sequence_comes_down_to(
     assert answer["window_blocks"] == max(touched)
     assert plan(capsys, "--model", str(tmp_path), "--context", "20")["window_blocks"] == 2
     assert main(["--model", str(tmp_path), "--context", "500"]) == 0
-    assert f"widest window: {max(touched)} blocks" in capsys.readouterr().out
+    assert f"widest window alone, at most {max(touched)} blocks, " in capsys.readouterr().out
     _make_windowed(tmp_path / "mixed", 12)
     assert plan(capsys, "--model", str(tmp_path / "mixed"), "--context", "500")["window_blocks"] is None
 

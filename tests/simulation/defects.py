@@ -29,6 +29,7 @@ from cachemgr import (
 )
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
+from cachemgr.gaps import GappedIndex
 from cachemgr.journal import IndexJournal
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.manager import CacheManager
@@ -398,21 +399,25 @@ def leases_that_end_are_not_told_to_the_queue(patch: MonkeyPatch) -> None:
 
 def a_window_is_a_token_too_short(patch: MonkeyPatch) -> None:
     """A sequence lets go of what its next token still reads."""
-    _wrap(patch, windows, "passed_by", lambda passed_by, state, count: passed_by(state, count + 1))
+    _wrap(patch, windows, "passed_blocks", lambda passed, count, window, size: passed(count + 1, window, size))
 
 
-def what_was_passed_is_taken_from_others(patch: MonkeyPatch) -> None:
-    """A sequence offers what others hold, too."""
+def a_gap_is_taken_for_a_block(patch: MonkeyPatch) -> None:
+    """A hit may end wherever its tokens are known, whatever is gone before."""
+    patch.setattr(GappedIndex, "usable", lambda index, found: found)
 
-    def offer(original: Any, state: Any, *arguments: Any) -> Any:
-        references = state.pool.references
-        state.pool.references = np.minimum(references, 2)
+
+def what_a_window_needs_is_not_looked_at(patch: MonkeyPatch) -> None:
+    """A hit needs its last block alone."""
+
+    def usable(original: Any, index: Any, found: Any) -> Any:
+        before, index._window_tokens = index._window_tokens, 1
         try:
-            return original(state, *arguments)
+            return original(index, found)
         finally:
-            state.pool.references = references
+            index._window_tokens = before
 
-    _wrap(patch, windows, "_offer", offer)
+    _wrap(patch, GappedIndex, "usable", usable)
 
 
 def what_was_passed_is_presented_as_it_was(patch: MonkeyPatch) -> None:
@@ -465,7 +470,8 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
-    what_was_passed_is_taken_from_others,
+    a_gap_is_taken_for_a_block,
+    what_a_window_needs_is_not_looked_at,
     what_was_passed_is_presented_as_it_was,
     what_was_passed_is_claimed_as_it_was,
     the_last_resort_takes_whatever_is_oldest,
