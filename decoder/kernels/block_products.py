@@ -20,6 +20,7 @@ from decoder.kernels.compiled import kernel, made_kernel, variant
 from decoder.kernels.frame import ROW_BLOCK
 from decoder.kernels.row_tiles import (
     LINE_BYTES,
+    PAIR,
     ROW_BYTES,
     TILE,
     WHOLE,
@@ -27,7 +28,7 @@ from decoder.kernels.row_tiles import (
     Tile,
     row_tile,
 )
-from decoder.kernels.sets import float32_weights, split_inputs, uses_tiles
+from decoder.kernels.sets import float32_weights, pair_inputs, split_inputs, uses_tiles
 
 _RUN_STEPS: Final = 128  # lines of a run of k: 8 KB
 _STREAM_BYTES: Final = 2048  # how far ahead of one row's product its weights are prefetched
@@ -61,9 +62,13 @@ def _run_steps(steps: int) -> int:
 
 @functools.cache
 def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
-    """A function that multiplies rows [depth] of float32 by a pair of column blocks, in as many tiles as they need."""
+    """A function that multiplies rows [depth] by a pair of column blocks, in as many tiles as they need.
+
+    Inputs are float32; bfloat16 in passes over PAIR.
+    """
     parts = tuple(part for parts in passes for part in parts)
     num_passes, halves = len(passes), len(parts)  # two halves: sums of even and odd k are apart, and added last
+    in_pairs = parts == (PAIR,)
     most, block_step, odd = tile.rows, tile.blocks, ROW_BLOCK * ROW_BYTES
     # One row: its weights pass once, so all of its sums are kept at the same time.
     single, several = row_tile((1,), 2, (parts,)), row_tile(range(2, most + 1), block_step, passes)
@@ -84,7 +89,7 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
 
     @made_kernel(name)
     def multiply(a: int, stride: int, rows: int, depth: int, weights: int, sums: int) -> None:
-        steps = depth // halves
+        steps = depth >> 1 if in_pairs else depth // halves
         wide, run = steps * LINE_BYTES, _run_steps(steps)
         pace = _pace((rows + most - 1) // most * num_passes)
         for offset in range(0, rows * ROW_BYTES, LINE_BYTES):
@@ -109,6 +114,7 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
 
 _float32_rows = product_by_tiles(((WHOLE,),), TILE)
 _bfloat16_rows = product_by_tiles(TILE.pair_passes, TILE)
+_rows_of_pairs = product_by_tiles(((PAIR,),), TILE)
 
 
 @variant(block_product)
@@ -123,6 +129,14 @@ def _block_product(
             _float32_rows(inputs + row * depth * 4, depth * 4, rows, depth, weights, sums)
 
         return float32
+    if pair_inputs(kernels):
+
+        def pairs(
+            kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+        ) -> None:
+            _rows_of_pairs(inputs + row * depth * 2, depth * 2, rows, depth, weights, sums)
+
+        return pairs
     if not uses_tiles(kernels):
 
         def bfloat16(

@@ -21,7 +21,8 @@ from decoder.kernels.compiled import intrinsic
 from decoder.kernels.simd import LANES
 
 Part = int
-WHOLE, EVEN, ODD = range(3)  # every k of float32 weights; the even or the odd ones of bfloat16's pairs of k
+# Every k of float32 weights; the even or the odd ones of bfloat16's pairs of k; both at once, with bfloat16 inputs.
+WHOLE, EVEN, ODD, PAIR = range(4)
 Pass = tuple[Part, ...]
 
 LINE_BYTES: Final = 64  # of one step of a column block: one k in float32, a pair of k in bfloat16
@@ -46,7 +47,34 @@ MANY_REGISTERS: Final = Tile(6, 2, ((EVEN, ODD),))
 # With sixteen registers of eight lanes: the sums of six rows, a column block and one half take twelve of them, which
 # leaves two for weights, one for an input and one for the mask of the upper halves.
 FEW_REGISTERS: Final = Tile(6, 1, ((EVEN,), (ODD,)))
-TILE: Final = MANY_REGISTERS if llvm.get_host_cpu_features().get("avx512f", False) else FEW_REGISTERS
+_FEATURES: Final = llvm.get_host_cpu_features()
+TILE: Final = MANY_REGISTERS if _FEATURES.get("avx512f", False) else FEW_REGISTERS
+
+
+# Whether the CPU has an instruction for PAIR. Where it has none, two of float32 do the same, one after the other.
+HAS_DOTS: Final = bool(_FEATURES.get("avx512bf16", False))
+
+
+class _Bfloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_PAIRS = ir.VectorType(_Bfloat16(), 2 * LANES)
+
+
+def _dot(builder: Any, value: Any, words: Any, total: Any) -> Any:
+    """`total` plus the products of pairs: bfloat16 in the halves of `value` and `words`, int32 lanes."""
+    if HAS_DOTS:
+        operands = [total, builder.bitcast(value, _PAIRS), builder.bitcast(words, _PAIRS)]
+        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VF32, operands)
+    for part in (EVEN, ODD):
+        total = _call(
+            builder, "llvm.fma.v16f32", _VF32, [_half(builder, value, part), _half(builder, words, part), total]
+        )
+    return total
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -59,17 +87,22 @@ def _place(builder: Any, start: Any, offset: Any, kind: Any) -> Any:
 
 
 def _load_part(builder: Any, start: Any, part: Part) -> Any:
-    """A line of a column block as float32: a whole k, or one half of a pair."""
+    """A line of a column block as float32: a whole k, or one half of a pair; or as it is, in pairs."""
     if part == WHOLE:
         return builder.load(_place(builder, start, _I64(0), _VF32), align=4)
     words = builder.load(_place(builder, start, _I64(0), _VI32), align=4)
+    return words if part == PAIR else _half(builder, words, part)
+
+
+def _half(builder: Any, words: Any, part: Part) -> Any:
+    """The bfloat16 in one half of each int32 lane, as float32."""
     if part == EVEN:
         return builder.bitcast(builder.shl(words, ir.Constant(_VI32, [16] * LANES)), _VF32)
     return builder.bitcast(builder.and_(words, ir.Constant(_VI32, [0xFFFF0000] * LANES)), _VF32)
 
 
 def _splat(builder: Any, value: Any) -> Any:
-    undefined = ir.Constant(_VF32, ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     one = builder.insert_element(undefined, value, _I32(0))
     return builder.shuffle_vector(one, undefined, ir.Constant(_VI32, [0] * LANES))
 
@@ -79,7 +112,7 @@ def _emit_pass(
     steps: Any, ahead: list[Any], pace: Any,
 ) -> None:  # fmt: skip
     """One loop over the steps: loads the sums, adds to them in registers, stores them."""
-    input_bytes = 4 if parts == (WHOLE,) else 8
+    input_bytes = 4 if parts in ((WHOLE,), (PAIR,)) else 8
     places = [(row, block, part) for row in range(len(inputs)) for block in range(len(weights)) for part in parts]
     before = {place: builder.load(targets[place], align=4) for place in places}
     entry, loop, done = builder.block, builder.append_basic_block("tile"), builder.append_basic_block("tile_done")
@@ -96,10 +129,14 @@ def _emit_pass(
         lines = [_load_part(builder, builder.gep(pointer, [line]), part) for pointer in weights]
         first = builder.add(builder.mul(step, _I64(input_bytes)), _I64(4 if part == ODD else 0))
         for row, pointer in enumerate(inputs):
-            value = _splat(builder, builder.load(_place(builder, pointer, first, _F32), align=4))
+            kind = _I32 if part == PAIR else _F32
+            value = _splat(builder, builder.load(_place(builder, pointer, first, kind), align=4))
             for block, weight in enumerate(lines):
                 place = (row, block, part)
-                now[place] = _call(builder, "llvm.fma.v16f32", _VF32, [value, weight, now[place]])
+                if part == PAIR:
+                    now[place] = _dot(builder, value, weight, now[place])
+                else:
+                    now[place] = _call(builder, "llvm.fma.v16f32", _VF32, [value, weight, now[place]])
     following = builder.add(step, _I64(1))
     step.add_incoming(following, loop)
     for place, total in totals.items():

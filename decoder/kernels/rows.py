@@ -43,7 +43,7 @@ from decoder.kernels.frame import (
     TABLES,
     VALUE_OFFSET,
 )
-from decoder.kernels.sets import float32_inputs, float32_weights, split_inputs, uses_tiles
+from decoder.kernels.sets import float32_inputs, float32_weights, pair_inputs, split_inputs, uses_tiles
 from decoder.kernels.stored_rows import store_row
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -101,14 +101,19 @@ def _query_bytes(kernels: Any) -> Any:
 def store_input(kernels: Any, base: int, row: int, column: int, columns: int, vector: Any) -> None:
     """Sixteen elements of a matmul input of `columns` columns, from `column` (a multiple of 16).
 
-    Inputs lie row by row as float32; for AMX as bfloat16 in tiles of sixteen rows by 32 columns, the shape it loads. A
-    split input has two such tiles side by side: the rounded values, and what rounding left, rounded again.
+    Inputs lie row by row as float32, or as bfloat16 where they are multiplied in pairs; for AMX as bfloat16 in tiles of
+    sixteen rows by 32 columns, the shape it loads. A split input has two such tiles side by side: the rounded values,
+    and what rounding left, rounded again.
     """
     raise NotImplementedError("compiled code only")
 
 
 @inlined_variant(store_input)
 def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> Any:
+    if pair_inputs(kernels):
+        return lambda kernels, base, row, column, columns, vector: simd.store_bf16(
+            base + (row * columns + column) * 2, vector
+        )
     if not uses_tiles(kernels):
         if float32_inputs(kernels):
             return lambda kernels, base, row, column, columns, vector: simd.store_floats(
@@ -138,6 +143,8 @@ def load_input(kernels: Any, base: int, row: int, column: int, columns: int) -> 
 
 @inlined_variant(load_input)
 def _load_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
+    if pair_inputs(kernels):
+        return lambda kernels, base, row, column, columns: simd.load_bf16(base + (row * columns + column) * 2)
     if not uses_tiles(kernels):
         return lambda kernels, base, row, column, columns: simd.load_floats(base + (row * columns + column) * 4)
     if split_inputs(kernels):

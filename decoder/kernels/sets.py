@@ -55,6 +55,12 @@ class Bfloat16Kernels(NamedTuple):
     storage: Bfloat16Storage = Bfloat16Storage()
 
 
+class DotKernels(NamedTuple):
+    """bfloat16 weights, keys, values and inputs, products by AVX-512's dot products of pairs of bfloat16."""
+
+    storage: Bfloat16Storage = Bfloat16Storage()
+
+
 class AmxKernels(NamedTuple):
     """bfloat16 weights, keys, values and inputs, products and attention with AMX tiles."""
 
@@ -73,7 +79,7 @@ class AmxWideKernels(NamedTuple):
     storage: Storage = Float32Storage()
 
 
-Kernels = Float32Kernels | Bfloat16Kernels | AmxKernels | WideKernels | AmxWideKernels
+Kernels = Float32Kernels | Bfloat16Kernels | DotKernels | AmxKernels | WideKernels | AmxWideKernels
 
 
 def _is(kernels: Any, *sets: type) -> bool:
@@ -93,6 +99,11 @@ def float32_inputs(kernels: Any) -> bool:
 def split_inputs(kernels: Any) -> bool:
     """Whether inputs of products are sums of two bfloat16."""
     return _is(kernels, AmxWideKernels)
+
+
+def pair_inputs(kernels: Any) -> bool:
+    """Whether inputs of products are rows of bfloat16, multiplied pair by pair."""
+    return _is(kernels, DotKernels)
 
 
 def tile_attention(kernels: Any) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
-from decoder.kernels import amx, blocks, sets, step, sync
+from decoder.kernels import amx, blocks, row_tiles, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.adapter_weights import AdapterWeights, Layer
 from decoder.models.checks import check_batch
@@ -97,7 +97,9 @@ class CausalLM:
         if not isinstance(storage, sets.Bfloat16Storage):
             return sets.AmxWideKernels(storage) if tiles else sets.WideKernels(storage)
         # A head narrower than a tile would waste most of it.
-        return sets.AmxKernels() if tiles and self.config.head_dim % 32 == 0 else sets.Bfloat16Kernels()
+        if tiles and self.config.head_dim % 32 == 0:
+            return sets.AmxKernels()
+        return sets.DotKernels() if kernels == "auto" and row_tiles.HAS_DOTS else sets.Bfloat16Kernels()
 
     @property
     def weight_bytes(self) -> int:

@@ -39,8 +39,8 @@ class Workspace:
     ) -> None:
         self._config = config
         self._frame = frame
-        # Inputs of products: float32, two bfloat16, or with AMX alone one.
-        self._input = 2 if isinstance(kernels, sets.AmxKernels) else 4
+        # Inputs of products: float32 or two bfloat16, or one.
+        self._input = 2 if isinstance(kernels, sets.AmxKernels | sets.DotKernels) else 4
         self._tokens = self._logits = self._partials = self._lowered = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []  # what the frame points at

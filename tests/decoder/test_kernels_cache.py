@@ -33,7 +33,7 @@ def test_each_kernel_set_has_a_cache_file_of_its_own() -> None:
     """No two sets share a file of machine code, so processes that compile two at once cannot take one for the other."""
     kinds = (sets.Float32Kernels, sets.WideKernels, sets.AmxWideKernels)
     chosen = [kind(storage) for kind, storage in itertools.product(kinds, STORAGES)]
-    chosen += [sets.Bfloat16Kernels(), sets.AmxKernels()]
+    chosen += [sets.Bfloat16Kernels(), sets.DotKernels(), sets.AmxKernels()]
     files = {_file(step.entry_of_set(kernels)) for kernels in chosen}
     assert len(files) == len(chosen)
     assert step.entry_of_set(chosen[0]) is step.entry_of_set(chosen[0])

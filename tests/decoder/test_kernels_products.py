@@ -29,6 +29,7 @@ EXACTNESS = {
     sets.WideKernels: 1e-6,
     sets.AmxWideKernels: 2e-5,
     sets.Bfloat16Kernels: 1e-2,
+    sets.DotKernels: 1e-2,
     sets.AmxKernels: 1e-2,
 }
 
@@ -85,7 +86,7 @@ def test_sums_are_as_exact_as_the_inputs(kind: type[sets.Kernels]) -> None:
     got = np.concatenate([_product(kernels, values, weights, row, 32) for row in (0, 32)])
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error < EXACTNESS[kind]
-    if kind in (sets.Bfloat16Kernels, sets.AmxKernels):
+    if kind in (sets.Bfloat16Kernels, sets.DotKernels, sets.AmxKernels):
         assert error > 50 * EXACTNESS[sets.AmxWideKernels]
 
 
@@ -143,7 +144,7 @@ def test_inputs_are_read_back_as_they_were_stored(kind: type[sets.Kernels]) -> N
     values = np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32)
     inputs, read = np.zeros(ROWS * DEPTH, np.float32), np.zeros((ROWS, DEPTH), np.float32)
     _store_and_load(kind(), values.ctypes.data, inputs.ctypes.data, read.ctypes.data)
-    if kind in (sets.Bfloat16Kernels, sets.AmxKernels):
+    if kind in (sets.Bfloat16Kernels, sets.DotKernels, sets.AmxKernels):
         assert np.array_equal(read, (to_bfloat16(values).astype(np.uint32) << 16).view(np.float32))
     else:
         bound = 2.0**-16 if kind is sets.AmxWideKernels else 0.0
