@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 
 from cachemgr.leases import Lease, Session
-from cachemgr.results import NOTHING_TAKEN, SequenceFields, SequenceReport
+from cachemgr.results import SequenceFields, SequenceReport
 from cachemgr.sealing import grow, leaf_to_grow
 from cachemgr.state import CacheState
 from cachemgr.windows import drop_passed
@@ -41,10 +41,10 @@ def others(
             yield SequenceReport(lease_id, taken, tokens, sealed, copied, release, keep)
             continue
         border = size * (published + 1)
-        if sealed < border and taken is NOTHING_TAKEN and published < lease.num_blocks:
+        if sealed < border and published < lease.num_blocks and not len(taken):
             record += tokens  # most of all: no block was taken, none is whole
             lease.sealed = sealed
-            if windowed and not lease.store:
+            if windowed:
                 drop_passed(state, lease)
             continue
         leaf = None

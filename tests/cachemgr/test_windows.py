@@ -56,6 +56,17 @@ def test_a_sequence_may_be_many_times_longer_than_the_pool(no_store: bool) -> No
         decode(rig, sequence, 40 * WINDOW)
 
 
+def test_a_token_that_passes_a_block_lets_it_go_at_once() -> None:
+    """Also where that token takes no block and completes none, and the sequence publishes what it computes."""
+    rig = Rig(num_blocks=16, window_tokens=12)
+    sequence = rig.acquire(range(B))
+    rig.compute(sequence)
+    decode(rig, sequence, 10)
+    assert (len(sequence.tokens), held(rig, sequence)) == (14, 4)
+    decode(rig, sequence, 1)
+    assert (len(sequence.tokens), held(rig, sequence)) == (15, 3)
+
+
 def test_a_sequence_holds_its_window_and_no_more() -> None:
     """With room to spare as well; what it publishes is cached then, and found, what it does not is free."""
     rig = Rig(num_blocks=128, window_tokens=WINDOW)
