@@ -94,7 +94,8 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 pass
             if reading.done():
                 reading.result()
-            elif self._owner.draining:
+            # Also where the reader was done with its answer just after the daemon's end had closed the stream.
+            if self._owner.draining:
                 raise draining_error()
         finally:
             reading.cancel()

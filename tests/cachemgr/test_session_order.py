@@ -6,9 +6,11 @@ import asyncio
 from types import SimpleNamespace
 
 import grpc
+import pytest
 
 from cachemgr.links import Connection
 from cachemgr.service import CacheService, MessageFaults
+from common.errors import Unavailable
 from common.faults import Faults
 from tessera.cache.v1 import cache_pb2
 
@@ -106,3 +108,34 @@ def test_an_answer_that_cannot_be_sent_breaks_the_stream_and_ends_no_session():
     sessions = StubSessions()
     asyncio.run(service_of(sessions).Session(requests(), Context(fail)))
     assert sessions.told == ["broken"]
+
+
+@pytest.mark.parametrize("draining", [True, False])
+def test_a_stream_that_a_daemon_closes_at_its_end_is_unavailable(draining):
+    """The daemon ends while an answer is being written: the decoder gets that answer, and hears that it must come back.
+
+    Control: where no daemon ends, a stream that was closed in the middle of an answer ends well.
+    """
+    sessions = StubSessions()
+    sessions.tell_ready = lambda: None
+    service = service_of(sessions)
+
+    def close(message):
+        service._owner.draining = draining
+        sessions.connection.close()
+
+    context = Context(close)
+
+    async def one():
+        yield cache_pb2.SessionRequest(sequence=1)
+        await asyncio.sleep(3600)
+
+    async def session():
+        await service.Session(one(), context)
+
+    if draining:
+        with pytest.raises(Unavailable):
+            asyncio.run(session())
+    else:
+        asyncio.run(session())
+    assert context.sent == [1]
