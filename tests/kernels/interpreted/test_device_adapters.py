@@ -14,9 +14,11 @@ from common.errors import Internal, ResourceExhausted
 from common.layout import KvDtype
 from decoder.adapter_pool import AdapterUse
 from decoder.batch import StepBatch
+from decoder.kernels.lora.plan import group_rows
 from decoder.models import device_model
 from decoder.models.config import ModelConfig
 from decoder.models.decode_graphs import Step
+from decoder.models.device_inputs import DecodeShape
 from decoder.models.device_model import DeviceModel
 from decoder.weights import load_model
 from decoder.weights.adapter import load_adapter, module_shapes
@@ -111,6 +113,8 @@ def test_recorded_steps_serve_any_adapters(tmp_path: Path) -> None:
     a, b = (model.pack_adapter(layers_of(tmp_path / str(seed), config, 4, seed=seed)) for seed in range(2))
     values = model.pack_adapter(layers_of(tmp_path / "v", config, 4, ("v_proj",), 2))
     assert (a.products, values.products) == (0b1111, 0b0001)
+    groups = group_rows([values, None], np.array([0, 1, 2], np.int32))
+    assert DecodeShape.of(batch_of([(Row(np.arange(2), [1]), 1)]), None, groups).products == 0b0001
     arena = torch.randn((8, *model.layout.block_shape), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     rows = [Row(np.arange(20), [1, 2]), Row(np.arange(20), [3, 4]), Row(np.arange(20), [5, 6])]
 

@@ -183,3 +183,16 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(Internal, match=message):
             triton.add(*arguments)
     assert torch.equal(output, random(2, 112, seed=2))
+
+
+def test_a_product_that_nobody_changes_is_left_alone() -> None:
+    """Nothing is launched where no adapter of the step has the product; control: with it the output changes."""
+    adapter = DeviceAdapter(CONFIG, layers_of(4, SEPARATE, 1), torch.float32, DEVICE)
+    groups = plan.group_rows([adapter], np.array([0, 2], np.int32))
+    assert groups is not None
+    x = random(2, 48, seed=1)
+    for products, changes in ((0b1110, False), (0b0001, True)):
+        output = random(2, 112, seed=2)
+        rows = replace(plan.AdapterRows.of(groups, DEVICE), products=products)
+        triton.add(x, output, rows, 0, plan.QKV, (80, 96, 112))
+        assert torch.equal(output, random(2, 112, seed=2)) != changes

@@ -187,6 +187,9 @@ def test_rows_that_meet_again_share_no_prefix() -> None:
     tables = np.array([[1, 9, 9], [1, 9, 9], [2, 9, 9], [2, 9, 9]], np.int32)
     groups = of_spans(tables, np.full(4, 3), 2)
     assert [(group.sequences, group.num_blocks) for group in groups] == [((0, 1), 3), ((2, 3), 3)]
+    crossed = np.array([[1, 5, 9], [1, 6, 9], [2, 5, 9], [2, 6, 9]], np.int32)  # partners change, and all meet
+    groups = of_spans(crossed, np.full(4, 3), 2)
+    assert [(group.sequences, group.num_blocks) for group in groups] == [((0, 1), 1), ((2, 3), 1)]
 
 
 def test_long_runs_win_over_a_common_start() -> None:
