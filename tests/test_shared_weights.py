@@ -279,7 +279,7 @@ def test_memory_without_the_right_header_is_refused(children: Iterator[Child], d
             child = next(children)
             for number, (stale, reason) in enumerate(((True, "WEIGHTS_HEADER"), (False, ""))):
                 key = key_of(number)
-                copy = service.store.ask(1, key, LAYOUT.num_bytes)
+                copy = service.store.ask(-1 - number, key, LAYOUT.num_bytes)  # as no connection, whose end would end it
                 assert copy is not None
                 header = weights_header(key_of(9) if stale else key, LAYOUT.num_bytes, copy.nonce)
                 os.pwrite(copy.memory.fileno(), header, 0)
