@@ -162,7 +162,7 @@ def _indexed_blocks(manager: CacheManager, tenant: TenantId | None) -> int:
     count, after = 0, 0
     while True:
         page = manager.list_prefixes(after, _COUNT_PAGE, tenant)
-        count += sum(len(view.blocks) for view in page.items)
+        count += sum(len(view.blocks) - view.blocks.count(0) for view in page.items)
         if not page.next_after:
             return count
         after = page.next_after

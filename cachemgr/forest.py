@@ -87,9 +87,9 @@ class Forest:
         tree.anchor = node
 
     def drop_tree(self, tree: Tree) -> None:
-        """Forgets a tree whose nodes have been unlisted."""
+        """Forgets a tree whose nodes have been unlisted; harmless where it went with the last tree that hung in it."""
         self._release_anchor(tree)
-        del self.trees[tree.owner, tree.root_key]
+        self.trees.pop((tree.owner, tree.root_key), None)
 
     def _release_anchor(self, tree: Tree) -> None:
         """A layered tree has no prefixes any more: its anchor may be a leaf again."""

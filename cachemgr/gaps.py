@@ -43,6 +43,7 @@ class GappedForest(Forest):
     def __init__(self, num_blocks: int, block_tokens: int, references: NDArray[np.int32]) -> None:
         super().__init__(num_blocks, block_tokens, references)
         self.queue = GappedQueue(self.nodes, POLICIES[DEFAULT_POLICY])
+        self._untidy: list[Node] = []
 
     def split(self, lower: Node, count: int) -> Node:
         """See Forest."""
@@ -76,6 +77,18 @@ class GappedForest(Forest):
         self.position[blocks] = np.arange(start, start + len(blocks))  # a path may be longer than the pool
 
     def _tidy(self, node: Node) -> None:
+        """Cuts off the gaps at the end of a node that nothing hangs below, and what becomes such an end by that: one
+        after the other, since a path of gaps may have more nodes than Python's stack has room for."""
+        self._untidy.append(node)
+        if len(self._untidy) > 1:
+            return  # the call that tidies now goes on with it
+        try:
+            for end in self._untidy:  # it grows meanwhile
+                self._cut_gaps(end)
+        finally:
+            self._untidy.clear()
+
+    def _cut_gaps(self, node: Node) -> None:
         if node.children or node.anchored or node.parent is None:
             return
         present = np.flatnonzero(node.blocks)

@@ -210,7 +210,7 @@ def _prefix_view(state: CacheState, node: Node, pinned: set[int]) -> PrefixView:
         start_token=node.start * state.block_tokens,
         num_tokens=len(node.edge) // TOKEN_BYTES,
         blocks=blocks,
-        references=int(state.pool.references[node.blocks].max()) - 1,
+        references=max(0, int(state.pool.references[node.blocks].max()) - 1),  # of gaps alone: none
         name=node_name(node, state.index.block_bytes).hex(),
         children=len(node.children) + node.anchored,
         priority=node.priority,

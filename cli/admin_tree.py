@@ -35,7 +35,7 @@ def show_tree(prefixes: Sequence[Any]) -> str:
 def _node(prefix: Any, tenant: str) -> str:
     """One node: its tokens, blocks, and what keeps or ends it."""
     end = prefix.start_token + prefix.num_tokens
-    parts = [f"tokens {prefix.start_token}..{end - 1}", count(len(prefix.blocks), "block")]
+    parts = [f"tokens {prefix.start_token}..{end - 1}", count(sum(block > 0 for block in prefix.blocks), "block")]
     if prefix.tenant != tenant:
         parts.append(f"of {prefix.tenant}")
     if prefix.references:

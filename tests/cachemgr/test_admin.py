@@ -17,7 +17,7 @@ from common.rpc import open_channel
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 from tessera.cache.v1 import cache_pb2
 from tests.cachemgr.admin_rig import audit_lines
-from tests.cachemgr.daemon_rig import BLOCKS, LAYOUT, acquire_request, ids, report_request, running
+from tests.cachemgr.daemon_rig import BLOCKS, LAYOUT, acquire_request, attach_request, ids, report_request, running
 
 METHODS = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
 
@@ -308,6 +308,22 @@ def test_evicting_by_number_and_by_tenant():
         assert (done.evicted_blocks, done.remaining_blocks) == (2, 0)
         done = await rig.admin.EvictBlocks(admin_pb2.EvictBlocksRequest(tenant="default", num_blocks=1))
         assert (done.evicted_blocks, done.remaining_blocks) == (1, 1)
+        assert await rig.is_sound()
+
+    run(body)
+
+
+def test_what_remains_of_a_tenant_with_gaps_is_counted():
+    """Where layers have a window, an evicted head is no remaining block, though the node that had it is there."""
+
+    async def body(rig):
+        decoder = await rig.session()
+        assert (await decoder.ask(attach=attach_request(window_tokens=5))).HasField("attach")
+        await fill(rig, decoder, list(range(1, 25)))
+        done = await rig.admin.EvictBlocks(admin_pb2.EvictBlocksRequest(tenant="default", num_blocks=4))
+        assert (done.evicted_blocks, done.remaining_blocks) == (4, 2)
+        (node,) = (await rig.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes
+        assert (list(node.blocks).count(NULL_BLOCK), len(node.blocks)) == (4, 6)
         assert await rig.is_sound()
 
     run(body)

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from cachemgr.admin_messages import prefix_message
 from cachemgr.gaps import GappedIndex
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
@@ -108,6 +109,8 @@ def test_what_hangs_below_a_gap_keeps_it() -> None:
     )
     assert rig.manager.evict(num_blocks=4) == 4
     assert [found(rig, path) for path in (*paths, paths[0][: 4 * B])] == [9 * B, 9 * B, 0]
+    shown = [prefix_message(view, 0) for view in rig.manager.list_prefixes().items]
+    assert [(list(item.blocks).count(0), item.references) for item in shown] == [(4, 0), (0, 0), (0, 0)]
     rig.manager.evict(everything=True)
     assert not rig.manager.list_prefixes().items
     rig.quiet()
@@ -124,6 +127,33 @@ def test_scopes_may_have_gaps() -> None:
     assert found(rig, tokens, scope="@group:team", num_tokens=6 * B) == 11 * B
     assert found(rig, tokens[: 6 * B], scope="@group:team", num_tokens=6 * B) == 0
     assert rig.manager.purge(TenantId("@group:team")) == 6
+    rig.quiet()
+
+
+def test_a_scope_of_gaps_alone_can_be_purged() -> None:
+    """When all of a wider prefix is gone but what hangs below it, the purge of the scope drops that, and both trees."""
+    rig = Rig(num_blocks=64, window_tokens=WINDOW)
+    tokens = [*range(6 * B), *range(300, 300 + 5 * B)]
+    rig.serve(tokens, scope="@group:team", num_tokens=6 * B)
+    assert rig.manager.evict(num_blocks=6, tenant=TenantId("@group:team")) == 6
+    assert found(rig, tokens, scope="@group:team", num_tokens=6 * B) == 11 * B
+    assert rig.manager.purge(TenantId("@group:team")) == 5
+    assert not rig.manager.list_prefixes().items
+    rig.quiet()
+
+
+def test_a_path_of_gaps_may_be_longer_than_the_stack() -> None:
+    """A conversation has a node for each turn. When its beginning was evicted under its last turn, and that goes too,
+    all of the empty nodes go with it."""
+    rig, turns = Rig(num_blocks=500, window_tokens=WINDOW), 400
+    for turn in range(1, turns):
+        assert rig.serve(range(turn * B)) == max(0, (turn - 1) * B)
+    last = rig.acquire(range(turns * B))
+    assert rig.manager.evict(num_blocks=turns) == turns - 1 - 3
+    rig.finish(last)
+    assert len(rig.manager.list_prefixes(0, turns).items) == turns
+    assert rig.manager.evict(everything=True) == 4
+    assert not rig.manager.list_prefixes().items
     rig.quiet()
 
 

@@ -118,13 +118,13 @@ def test_tree_hangs_each_node_below_its_parent() -> None:
             prefix(2, 1, start=16, references=2),
             prefix(3, 1, start=16, pinned=True),
             prefix(4, 2, start=32, expires_in_seconds=9.0, priority=70),
-            prefix(5, 0, "@public"),
+            prefix(5, 0, "@public", num_tokens=48, blocks=[0, 0, 5]),  # two are gone
             prefix(6, 5, "blue", start=16),
         ]
     )
     assert text.splitlines() == [
         "@public",
-        "└─ #5  tokens 0..15, 1 block",
+        "└─ #5  tokens 0..47, 1 block",
         "   └─ #6  tokens 16..31, 1 block, of blue",
         "acme",
         "└─ #1  tokens 0..15, 1 block",
