@@ -17,7 +17,6 @@ from decoder.batch import StepBatch
 from decoder.kernels.lora.plan import group_rows
 from decoder.models import device_model
 from decoder.models.config import ModelConfig
-from decoder.models.decode_graphs import Step
 from decoder.models.device_inputs import DecodeShape
 from decoder.models.device_model import DeviceModel
 from decoder.weights import load_model
@@ -25,7 +24,7 @@ from decoder.weights.adapter import load_adapter, module_shapes
 from decoder.weights.source import open_source
 from tests.decoder.model_rig import make_model, random_tensors
 from tests.decoder.rig import Node, request
-from tests.kernels.interpreted.test_device_model import VOCAB, Row, batch_of, config_of, model_of
+from tests.kernels.interpreted.test_device_model import VOCAB, CountingRecorder, Row, batch_of, config_of, model_of
 from tests.kernels.rig import DEVICE
 from tests.tiny_adapters import MODULES, adapter_config, adapter_tensors, merged, write_adapter
 from tests.tiny_models import make_tiny_llama
@@ -93,22 +92,11 @@ def test_logits_equal_those_of_the_cpu(tmp_path: Path, config: ModelConfig, modu
         assert np.abs(ninth[one] - ninth[two]).max() > 1e-2
 
 
-class Recordings:
-    """Counts what is recorded; each replay runs the step."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def record(self, step: Step) -> Step:
-        self.count += 1
-        return step
-
-
 def test_recorded_steps_serve_any_adapters(tmp_path: Path) -> None:
     """Three decodes: another adapter in a recorded shape is the one that is used; a batch without adapters is a
     recording of its own, with the bits of a model that never had one; what an adapter does not change costs nothing."""
     config = config_of()
-    recordings = Recordings()
+    recordings = CountingRecorder()
     model, plain = model_of(config, recorder=recordings), model_of(config)
     a, b = (model.pack_adapter(layers_of(tmp_path / str(seed), config, 4, seed=seed)) for seed in range(2))
     values = model.pack_adapter(layers_of(tmp_path / "v", config, 4, ("v_proj",), 2))
@@ -126,14 +114,14 @@ def test_recorded_steps_serve_any_adapters(tmp_path: Path) -> None:
 
     base = run(model=plain)
     first, second, other = run(a, None, b), run(b, None, a), run()
-    assert recordings.count == 2
+    assert recordings.recorded == 2
     assert np.array_equal(other, base)
     assert np.abs(first[1] - base[1]).max() < 1e-5
     for one, two in ((first[0], base[0]), (first[2], base[2]), (first[0], second[0])):
         assert np.abs(one - two).max() > 1e-2
     assert np.array_equal(run(a, None, b), first)
     assert np.abs(run(values, None, None)[0] - base[0]).max() > 1e-3
-    assert recordings.count == 3
+    assert recordings.recorded == 3
     with pytest.raises(Internal, match="another number of sequences"):
         run(a)
 

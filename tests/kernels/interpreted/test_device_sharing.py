@@ -14,10 +14,9 @@ from decoder.batch import StepBatch
 from decoder.kernels.shared_prefix_decode import triton as shared_decode
 from decoder.kernels.shared_prefix_decode.plan import Group
 from decoder.models.config import LayerConfig, ModelConfig
-from decoder.models.decode_graphs import Step
 from decoder.models.device_model import DeviceModel
 from decoder.models.device_sharing import SharingCosts, SharingRule
-from tests.kernels.interpreted.test_device_model import VOCAB, config_of, model_of
+from tests.kernels.interpreted.test_device_model import VOCAB, CountingRecorder, config_of, model_of
 from tests.kernels.rig import DEVICE
 
 FREE = SharingCosts(0, 0, min_sequences=3)
@@ -71,17 +70,6 @@ def test_the_rule_counts_only_layers_that_share() -> None:
     assert rule_of(none).choose(decodes_of([9000] * 16, 128), recorded=True) is None
 
 
-class Recordings:
-    """Counts what is recorded; each replay runs the step."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def record(self, step: Step) -> Step:
-        self.count += 1
-        return step
-
-
 def arena_of(model: DeviceModel, num_blocks: int) -> torch.Tensor:
     """Random keys and values, so that no prompt has to be computed."""
     shape = (num_blocks + 1, *model.layout.block_shape)
@@ -111,7 +99,7 @@ def test_logits_do_not_depend_on_it(config: ModelConfig, shared_calls: list[int]
     """Four of five decodes over one span, in fixed memory: the logits of a model that reads it for each of them. Layers
     with a window never share. Two batches of one shape are one recording; one that shares nothing is another."""
     config = dataclasses.replace(config, max_position=512)
-    recordings = Recordings()
+    recordings = CountingRecorder()
     sharing, apart = model_of(config, sharing=FREE, recorder=recordings), model_of(config, sharing=NEVER)
     arenas = [arena_of(sharing, 5 * 20) for _ in range(2)]
     layers = sum(layer.window is None for layer in config.layers)
@@ -121,7 +109,7 @@ def test_logits_do_not_depend_on_it(config: ModelConfig, shared_calls: list[int]
         assert np.abs(got - want).max() < 1e-4
         assert float((arenas[0] - arenas[1]).abs().max()) < 1e-4
     assert shared_calls == [8] * (2 * layers)  # five sequences have a bucket of eight
-    assert recordings.count == 2
+    assert recordings.recorded == 2
 
 
 def test_decodes_beside_a_chunk_share_too(shared_calls: list[int]) -> None:
