@@ -17,7 +17,7 @@ from typing import Final
 from common.devices import NO_DEVICE, UUID_BYTES
 from common.layout import NONCE_BYTES
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3  # of these frames and of CacheService: grows with what the other side would misread
 ARENA_TOKEN_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 16
 

@@ -116,7 +116,7 @@ def test_a_stranger_of_another_version_is_refused_alone(slow_node: Node, neighbo
     """An attach of another version of the protocol, or of none, is refused with both numbers; nothing is attached."""
     before = [session.session for session in slow_node.admin.sessions()]
     with open_sync_channel(unix_target(slow_node.paths.cachemgr_socket)) as channel:
-        for version in (0, PROTOCOL_VERSION + 1, 2**32 - 1):
+        for version in (0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, 2**32 - 1):
             attach = cache_pb2.AttachRequest(protocol_version=version, decoder_name="stranger", process_id=os.getpid())
             attach.layout.num_layers = 1  # which alone would be refused as well
             request = cache_pb2.SessionRequest(sequence=1, attach=attach)
