@@ -79,24 +79,27 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     ask.check()
     if ask.will_keep and not ask.resumed:
         kept.refuse_more(state, state.known_owner(ask.tenant), 1)
-    owner, num_tokens = state.known_owner(ask.tenant), ask.num_tokens
+    owner, num_tokens, num_base = state.known_owner(ask.tenant), ask.num_tokens, len(continued) // TOKEN_BYTES
     num_blocks = begins_with(state, num_tokens)
     _refuse_beyond_pool(state, num_blocks)
-    if num_blocks * state.block_tokens < num_tokens:
-        num_tokens = num_blocks * state.block_tokens
+    is_long = num_blocks * state.block_tokens < num_tokens
+    if is_long:
+        num_base = min(num_base, num_blocks * state.block_tokens)
         ask = ask._replace(may_wait=False, prefix=ask.prefix if whole_blocks(state, ask.prefix) <= num_blocks else None)
-    begin = _find(state, ask, owner, num_tokens - 1, branch, len(continued) // TOKEN_BYTES)
+    begin = _find(state, ask, owner, num_tokens - 1, branch, num_base)
     if begin.held is None and ask.may_wait and not ask.no_read:
         request = (ask.request_id, ask.sample)
         waiting = wait_for_prefix(state, session, ask.tenant, begin.key, ask.prefix, ask.tokens, begin.found, request)
         if waiting is not None:
             return waiting
+    if is_long:
+        num_blocks = begins_with(state, num_tokens, begin.blocks)
     need = _need(state, owner, begin, num_blocks)
     if begin.held is None and begin.found.source and not need.source and state.window_tokens:
         # Without the copy it begins earlier, and reads further back.
         num_shared = len(begin.blocks) * state.block_tokens
-        begin = _find(state, ask, owner, num_shared, branch, len(continued) // TOKEN_BYTES)
-        need = _need(state, owner, begin, num_blocks)
+        begin = _find(state, ask, owner, num_shared, branch, num_base)
+        need = _need(state, owner, begin, begins_with(state, num_tokens, begin.blocks))
     if _relieved(state, owner, begin, need, branch):
         return acquire(state, session_id, asked._replace(may_wait=False))  # what was found may be gone
     if need.fresh - need.wider > need.left - need.source_room:

@@ -52,7 +52,7 @@ class Waiting:
 
 class Acquired(NamedTuple):
     """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)], or fewer where those are more than the pool has
-    (`windows.begins_with`); `cached_tokens` <= tokens - 1.
+    (`windows.begins_with`), null where a window has passed them; `cached_tokens` <= tokens - 1.
 
     `base_tokens` (packed) are those of the kept branch that it continues: they come before the tokens asked for.
     """

@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from cachemgr.ids import BlockRun
+from cachemgr.nodes import NO_BLOCKS
+
 if TYPE_CHECKING:
     from cachemgr.leases import Lease
     from cachemgr.state import CacheState
@@ -26,14 +31,19 @@ def passed_by(state: CacheState, num_tokens: int) -> int:
     return passed_blocks(num_tokens, state.window_tokens, state.block_tokens)
 
 
-def begins_with(state: CacheState, num_tokens: int) -> int:
-    """Blocks that a lease of so many tokens begins with. Where they are more than the pool has, and a window lets it
-    compute on in less, half the pool: the rest comes from credit, as its beginning is passed."""
+def begins_with(state: CacheState, num_tokens: int, found: BlockRun = NO_BLOCKS) -> int:
+    """Blocks of the table that a lease of so many tokens begins with; `found` are those that it shares, null ones too.
+    Where they are more than the pool has, and a window lets it compute on in less, half the pool beside the null ones,
+    but one more than it shares at least: the rest comes from credit, as its beginning is passed. So a sequence that
+    had to give way begins behind what it computed, and goes on by that block also where credit never comes."""
     num_blocks, most = -(-num_tokens // state.block_tokens), state.pool.num_blocks
     if num_blocks <= most or not state.window_tokens:
         return num_blocks
     least = (state.window_tokens + state.block_tokens - 2) // state.block_tokens + 2
-    return most // 2 if least <= most else num_blocks
+    if least > most:
+        return num_blocks
+    shared = int(np.count_nonzero(found))
+    return min(num_blocks, len(found) - shared + max(most // 2, shared + 1))
 
 
 def drop_passed(state: CacheState, lease: Lease) -> None:

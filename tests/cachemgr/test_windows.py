@@ -31,6 +31,22 @@ def decode(rig: Rig, sequence: Running, count: int) -> None:
         rig.check()
 
 
+def prefill(rig: Rig, sequence: Running) -> bool:
+    """Computes what is left of a prompt, a block a step, beyond its table on credit; False where that did not come."""
+    while sequence.computed < len(sequence.tokens):
+        if sequence.computed == len(sequence.table) * B:
+            if not rig.credit[rig.session]:
+                rig.report(wanted=1)
+            if not rig.credit[rig.session]:
+                return False
+            sequence.table.append(rig.credit[rig.session].pop())
+            sequence.taken.append(sequence.table[-1])
+        rig.compute(sequence, min((sequence.computed // B + 1) * B, len(sequence.tokens)))
+        rig.report(rig.message(sequence))
+        rig.check()
+    return True
+
+
 def held(rig: Rig, sequence: Running) -> int:
     """Blocks that a sequence holds by the manager's books."""
     return len(rig.manager._state.book.leases[sequence.lease_id].held)
@@ -235,22 +251,14 @@ def test_null_blocks_are_claimed_only_before_the_window() -> None:
 
 
 def test_a_prompt_may_be_longer_than_the_pool() -> None:
-    """Its lease begins with half the pool and takes the rest from credit; found, and computed again, as others are.
-    Where not even a window fits, and without windows, it is refused for good."""
+    """Its lease begins with half the pool and takes the rest from credit; found again as others are. Where not even a
+    window fits, and without windows, it is refused for good."""
     rig = Rig(num_blocks=12, window_tokens=WINDOW)
     prompt = range(40 * B)
-    for _ in range(2):
+    for num_blocks, cached in ((6, 0), (40, 40 * B - 1)):
         sequence = rig.acquire(prompt)
-        assert len(sequence.table) == 6 and sequence.computed < 6 * B
-        while sequence.computed < len(prompt):
-            if sequence.computed == len(sequence.table) * B:
-                if not rig.credit[rig.session]:
-                    rig.report(wanted=1)
-                sequence.table.append(rig.credit[rig.session].pop())
-                sequence.taken.append(sequence.table[-1])
-            rig.compute(sequence, len(sequence.table) * B)
-            rig.report(rig.message(sequence))
-            rig.check()
+        assert (len(sequence.table), sequence.computed) == (num_blocks, cached)
+        assert prefill(rig, sequence)
         rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
         rig.quiet()
     for num_blocks, window in ((12, 0), (4, WINDOW)):
@@ -258,6 +266,44 @@ def test_a_prompt_may_be_longer_than_the_pool() -> None:
         with pytest.raises(ResourceExhausted) as refused:
             rig.acquire(prompt)
         assert refused.value.reason == "EXCEEDS_POOL"
+
+
+@pytest.mark.parametrize(("floors", "refused"), [((6, 6), 0), ((17, 7), 5), ((24, 0), 5)])
+def test_the_floor_of_a_tenant_does_not_keep_its_prompt_from_its_end(floors: tuple[int, int], refused: int) -> None:
+    """Credit is nobody's, so floors that take the whole pool leave none, also where the tenant's own idle blocks fill
+    its floor. Its prompt, longer than the pool, gives way `refused` times then, and goes on behind what it computed."""
+    rig = Rig(num_blocks=24, window_tokens=B)
+    for tenant, floor in zip("ab", floors, strict=True):
+        rig.manager.set_quota(TenantId(tenant), Quota(floor_blocks=floor))
+    if floors[1]:
+        rig.serve(range(1000, 1000 + floors[1] * B), tenant="b")
+    computed = []
+    while not computed or computed[-1] < 70 * B:
+        sequence = rig.acquire(range(70 * B), resumed=bool(computed))
+        assert not computed or sequence.computed >= min(computed[-1], 70 * B - 1), "it is computed again"
+        prefill(rig, sequence)
+        computed.append(sequence.computed)
+        assert computed == sorted(set(computed)), "it does not come further"
+        rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
+        rig.check()
+    assert len(computed) == refused + 1
+    rig.quiet()
+
+
+@pytest.mark.parametrize(("num_blocks", "window"), [(8, WINDOW), (5, WINDOW), (2, 1)])
+def test_a_prompt_that_shares_half_the_pool_begins_with_a_block_of_its_own(num_blocks: int, window: int) -> None:
+    """Where a window takes half of a small pool, and more, the lease of a prompt that is found has room to go on."""
+    rig = Rig(num_blocks=num_blocks, window_tokens=window)
+    first = rig.acquire(range(20 * B))
+    assert len(first.table) == num_blocks // 2
+    assert prefill(rig, first)
+    rig.report(rig.message(first, release=True), returned=rig.credit[rig.session])
+    longer = rig.acquire(range(30 * B))
+    shared = sum(block > 0 for block in longer.table[:20])
+    assert longer.computed == 20 * B and shared
+    assert len(longer.table) == 20 + max(num_blocks // 2 - shared, 1)
+    assert prefill(rig, longer)
+    rig.check()
 
 
 def test_the_check_sees_what_was_let_go_too_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,9 @@ class Engine:
             raise Violation(f"{sequence.name}: the kept branch is not what was kept")
         if answer.cached_tokens > len(sequence.tokens) - 1:
             raise Violation(f"{sequence.name}: {answer.cached_tokens} of {len(sequence.tokens)} tokens are cached")
-        if len(answer.blocks) != self.world.begins_with(len(sequence.tokens)):
+        passed = int(np.count_nonzero(answer.blocks == 0))
+        shared = answer.cached_tokens // self.size - passed
+        if len(answer.blocks) != self.world.begins_with(len(sequence.tokens), shared, passed):
             raise Violation(f"{sequence.name}: {len(answer.blocks)} blocks for {len(sequence.tokens)} tokens")
         if sequence.state == FINISHED:
             self.released.append(messages.SequenceReport(answer.lease_id, release=True))

@@ -98,6 +98,8 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
     )
     if seed % 7 in (1, 3, 6):  # nothing is drawn: the other seeds stay what they were
         scenario = replace(scenario, window_tokens=1 + seed // 7 % (3 * block_tokens))
+    if scenario.quotas and seed % 3 == 2:
+        scenario = replace(scenario, quotas=_filled(scenario.quotas, num_blocks))
     return replace(scenario, scopes=True, shared_roots=True) if scopes else scenario
 
 
@@ -109,3 +111,9 @@ def _quotas(kernel: Kernel, num_blocks: int, num_tenants: int) -> tuple[Quota, .
         weight = kernel.random.choice((0.5, 1.0, 4.0))
         quotas.append(Quota(floor_blocks=floor, ceiling_blocks=ceiling, weight=weight, pin_blocks=num_blocks // 8))
     return tuple(quotas)
+
+
+def _filled(quotas: tuple[Quota, ...], num_blocks: int) -> tuple[Quota, ...]:
+    """The same with floors that take the whole pool: what the others leave is the first tenant's."""
+    floor = num_blocks - sum(quota.floor_blocks for quota in quotas[1:])
+    return (replace(quotas[0], floor_blocks=floor, ceiling_blocks=0), *quotas[1:])

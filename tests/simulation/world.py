@@ -180,7 +180,8 @@ class World:
             others = sum(quota.floor_blocks for n, quota in enumerate(scenario.quotas, 1) if n != request.owner)
             most = min(scenario.quotas[request.owner - 1].ceiling_blocks or most, most - others)
         lengths = range(min(len(request.prompt), num_tokens), num_tokens + 1)  # it may begin anew at any of them
-        return max(map(self.begins_with, lengths)) <= most
+        shared = self.window_blocks - 2  # at most
+        return max(self.begins_with(length, shared) for length in lengths) <= most
 
     @property
     def window_blocks(self) -> int:
@@ -194,10 +195,13 @@ class World:
         without_end = scenario.window_tokens > 0 and self.window_blocks <= scenario.num_blocks
         return 1 << 30 if without_end else scenario.num_blocks * scenario.block_tokens
 
-    def begins_with(self, num_tokens: int) -> int:
-        """Blocks of the table that a lease of so many tokens begins with."""
+    def begins_with(self, num_tokens: int, shared: int = 0, passed: int = 0) -> int:
+        """Blocks of the table that a lease of so many tokens begins with, which shares `shared` blocks behind `passed`
+        null ones."""
         most, num_blocks = self.scenario.num_blocks, -(-num_tokens // self.scenario.block_tokens)
-        return num_blocks if num_blocks <= most or self.longest <= most * self.scenario.block_tokens else most // 2
+        if num_blocks <= most or self.longest <= most * self.scenario.block_tokens:
+            return num_blocks
+        return min(num_blocks, passed + max(most // 2, shared + 1))
 
     def new_keep(self, sequence: Sequence) -> Keep:
         """A name for a sequence that is to be kept."""
