@@ -258,8 +258,6 @@ class PrefixIndex:
         dropped = below + dropped  # what hangs below goes first: its anchors are still in their trees
         runs = []
         for tree in dropped:
-            if self.forest.trees.get((tree.owner, tree.root_key)) is not tree:
-                continue  # all that was left of it were gaps, which went with what hung below them
             stack = list(tree.root.children)
             while stack:
                 node = stack.pop()

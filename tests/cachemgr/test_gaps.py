@@ -195,21 +195,6 @@ def test_pins_keep_what_a_hit_needs() -> None:
     rig.quiet()
 
 
-def test_a_scope_of_which_only_gaps_are_left_can_be_purged() -> None:
-    """They go with the last tail that hangs below them, in the middle of the purge; that of the tenant goes on."""
-    rig = Rig(num_blocks=24, window_tokens=WINDOW)
-    rig.serve(range(12 * B), scope="@group:team", num_tokens=6 * B)
-    rig.serve(range(500, 500 + 3 * B))
-    assert rig.manager.evict(tenant=TenantId("@group:team")) == 6
-    (left,) = rig.manager.list_prefixes(tenant=TenantId("@group:team")).items
-    assert list(left.blocks) == [0] * 6
-    rig.manager.purge(TenantId("@group:team"))
-    rig.check()
-    assert rig.manager.snapshot().cached_blocks == 3
-    rig.manager.purge(TenantId("a"))
-    rig.quiet()
-
-
 def test_a_new_manager_forgets_what_stands_behind_a_gap() -> None:
     """The journal's records say which block comes before each: of a path with a gap what follows is not adopted, and a
     sequence that runs there goes on, publishing nothing."""
