@@ -6,6 +6,7 @@ from compiled code only, which spares a wrapper per function.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import inspect
 import os
@@ -110,20 +111,16 @@ def cached_entries(function: Any) -> Callable[[Any], Any]:
 def compile_once(entry: Any, signature: tuple[Any, ...]) -> None:
     """Compile a cached entry for a signature; of processes that want it at once one compiles, and the others load.
 
-    Where the folder of machine code cannot be written, each compiles for itself.
+    Where the folder of machine code cannot be written or locked, each compiles for itself.
     """
     folder = Path(entry.stats.cache_path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "compiling.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / "compiling.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         entry.compile(signature)
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        entry.compile(signature)
-    finally:
-        os.close(lock)
 
 
 def intrinsic(function: Any) -> Any:
