@@ -4,6 +4,10 @@ Block-major, so that one block is one contiguous range of bytes whichever layer 
 `[block][layer][k|v][kv_head][token][head_dim]`. Block 0 is the null block: padded block tables point at it,
 no lease ever holds it, and its first bytes carry the arena's nonce.
 
+Where some layers have a window and others read all keys, there are two groups of layers. Blocks hold the layers that
+read all; a second pool of window blocks, behind the blocks in the same memory, holds those with a window, and a block
+has a window block only while somebody may read it. Window block 0 is null as well.
+
 Every process computes the same fingerprint from the same numbers; an attach with another one is refused.
 """
 
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +25,9 @@ NONCE_BYTES: Final = 32
 TOKEN_BYTES: Final = 4  # token ids cross every boundary as packed little-endian int32
 MAX_BLOCK_TOKENS: Final = 256
 MAX_WINDOW_TOKENS: Final = 1 << 30
+MAX_LAYERS: Final = 1024
+WINDOW_SHARE: Final = 3  # one window block for so many blocks, where that is enough for two sequences
+WINDOW_ALIGNMENT: Final = 4096  # bytes: where the window blocks begin
 
 
 class KvDtype(StrEnum):
@@ -56,8 +63,13 @@ class KvLayout:
     A quantised block is its one-byte elements in the usual order, and behind them the scales, bfloat16
     `[layer][k|v][kv_head][token]`: so a page of elements keeps its power-of-two alignment and a block stays one run.
 
-    window_tokens: so many keys, its own included, are the most that a step reads for a query, in whichever layer; 0
-    means that some layer reads all of them. Blocks that lie wholly before are not read: they may be anybody's.
+    window_tokens: so many keys, its own included, are the most that a step reads for a query, in whichever layer that
+    has a window; 0 means that no layer has one that counts. Blocks (with groups: window blocks) that lie wholly before
+    are not read: they may be anybody's.
+    window_layers: the layers in window blocks, ascending, where others read all keys; empty: blocks hold all layers,
+    and a window, if there is one, is that of every layer.
+
+    Sizes and shapes below are those of blocks; of window blocks they are those of `window_group`.
     """
 
     num_layers: int
@@ -68,9 +80,10 @@ class KvLayout:
     quantization: str = NOT_QUANTIZED
     version: int = LAYOUT_VERSION
     window_tokens: int = 0
+    window_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, high in (("num_layers", 1024), ("num_kv_heads", 1024), ("head_dim", 1024)):
+        for name, high in (("num_layers", MAX_LAYERS), ("num_kv_heads", 1024), ("head_dim", 1024)):
             value = getattr(self, name)
             if not 1 <= value <= high:
                 raise ValueError(f"{name} is {value}; allowed is 1..{high}")
@@ -84,10 +97,21 @@ class KvLayout:
             raise ValueError(f"dtype is {self.dtype.value}; beside {self.quantization} scales are {SCALE_DTYPE.value}")
         if not 0 <= self.window_tokens <= MAX_WINDOW_TOKENS:
             raise ValueError(f"window_tokens is {self.window_tokens}; allowed is 0..{MAX_WINDOW_TOKENS}")
+        if self.window_layers:
+            self._check_window_layers()
         if self.version != LAYOUT_VERSION:
             raise ValueError(f"layout version is {self.version}; this build speaks {LAYOUT_VERSION}")
         if self.block_bytes < NONCE_BYTES:
             raise ValueError(f"a block of {self.block_bytes} bytes is smaller than the {NONCE_BYTES}-byte nonce")
+
+    def _check_window_layers(self) -> None:
+        layers = self.window_layers
+        if not self.window_tokens:
+            raise ValueError("window_layers are given and window_tokens is 0; allowed is both or neither")
+        if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= self.num_layers:
+            raise ValueError(f"window_layers are {layers}; allowed are ascending numbers in 0..{self.num_layers - 1}")
+        if len(layers) == self.num_layers:
+            raise ValueError("window_layers are all layers; allowed is none of them where every layer has a window")
 
     @classmethod
     def of(
@@ -98,13 +122,61 @@ class KvLayout:
         block_tokens: int,
         kv_dtype: str,
         window_tokens: int = 0,
+        window_layers: tuple[int, ...] = (),
     ) -> KvLayout:
         """The layout of keys and values stored as `kv_dtype`, one of KV_DTYPES."""
         quantized = kv_dtype in QUANTIZATIONS
         return cls(
             num_layers, num_kv_heads, head_dim, block_tokens, SCALE_DTYPE if quantized else KvDtype(kv_dtype),
-            kv_dtype if quantized else NOT_QUANTIZED, window_tokens=window_tokens,
+            kv_dtype if quantized else NOT_QUANTIZED, window_tokens=window_tokens, window_layers=window_layers,
         )  # fmt: skip
+
+    @property
+    def grouped(self) -> bool:
+        """Whether some layers lie in window blocks."""
+        return bool(self.window_layers)
+
+    @property
+    def full_group(self) -> KvLayout:
+        """The layout of blocks as if the layers that read all keys were all; itself, where there are no groups."""
+        return replace(self, num_layers=self.block_layers, window_tokens=0, window_layers=()) if self.grouped else self
+
+    @property
+    def window_group(self) -> KvLayout:
+        """The layout of window blocks as if the layers with a window were all. Raises ValueError without groups."""
+        if not self.grouped:
+            raise ValueError("the layout has no window blocks")
+        return replace(self, num_layers=len(self.window_layers), window_layers=())
+
+    @property
+    def block_layers(self) -> int:
+        """Layers in a block."""
+        return self.num_layers - len(self.window_layers)
+
+    def place_of(self, layer: int) -> tuple[bool, int]:
+        """Whether a layer lies in window blocks, and which one in its block it is, from 0."""
+        before = sum(other < layer for other in self.window_layers)
+        return (True, before) if layer in self.window_layers else (False, layer - before)
+
+    @property
+    def window_reach(self) -> int:
+        """The most blocks that the window of a token touches, and one more to write; 0 where none has a window."""
+        return (self.window_tokens + self.block_tokens - 2) // self.block_tokens + 2 if self.window_tokens else 0
+
+    def num_window_blocks(self, num_blocks: int) -> int:
+        """Usable window blocks beside `num_blocks` usable blocks; the null one comes on top. 0 without groups."""
+        if not self.grouped:
+            return 0
+        return min(num_blocks, max(-(-num_blocks // WINDOW_SHARE), 2 * self.window_reach))
+
+    def window_offset(self, num_blocks: int) -> int:
+        """Bytes from the start of an arena to its window blocks, the null one first."""
+        return -(-(num_blocks + 1) * self.block_bytes // WINDOW_ALIGNMENT) * WINDOW_ALIGNMENT
+
+    @property
+    def bytes_per_block(self) -> float:
+        """Bytes of a block and of its share of window blocks, on the average of a large arena."""
+        return self.block_bytes + (self.window_group.block_bytes / WINDOW_SHARE if self.grouped else 0)
 
     @property
     def quantized(self) -> bool:
@@ -124,12 +196,12 @@ class KvLayout:
     @property
     def scales_offset(self) -> int:
         """Bytes from the start of a block to its scales; without scales, all of them."""
-        return self.num_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.element_bytes
+        return self.block_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.element_bytes
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """Shape of one block: [layer, k|v, kv_head, token, head_dim]."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
+        return (self.block_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
 
     @property
     def array_shape(self) -> tuple[int, ...]:
@@ -145,18 +217,25 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values, scales included, that one token takes over all layers."""
+        """Bytes of keys and values, scales included, that one token takes over all layers, of both groups."""
+        return self.num_layers * self._layer_token_bytes
+
+    @property
+    def _layer_token_bytes(self) -> int:
         row = self.head_dim * self.element_bytes + (self.dtype.itemsize if self.quantized else 0)
-        return self.num_layers * 2 * self.num_kv_heads * row
+        return 2 * self.num_kv_heads * row
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return self.token_bytes * self.block_tokens
+        return self.block_layers * self._layer_token_bytes * self.block_tokens
 
     def arena_bytes(self, num_blocks: int) -> int:
-        """Bytes of an arena with `num_blocks` usable blocks; the null block comes on top."""
-        return (num_blocks + 1) * self.block_bytes
+        """Bytes of an arena with `num_blocks` usable blocks, and its window blocks; the null ones come on top."""
+        if not self.grouped:
+            return (num_blocks + 1) * self.block_bytes
+        windows = (self.num_window_blocks(num_blocks) + 1) * self.window_group.block_bytes
+        return self.window_offset(num_blocks) + windows
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -166,5 +245,7 @@ class KvLayout:
         """16 bytes that are equal exactly when two layouts are equal."""
         fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
         window = f"/window {self.window_tokens}" if self.window_tokens else ""
+        if self.grouped:
+            window += f" of layers {','.join(map(str, self.window_layers))}, 1:{WINDOW_SHARE}"
         text = f"{self.dtype.value}/{self.quantization}{window}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,63 @@ def test_a_quantised_block_holds_elements_and_scales(kv_dtype: str, head_dim: in
     assert (layout.scales_offset, layout.block_bytes) == (rows * head_dim, rows * (head_dim + 2))
     assert layout.array_shape == (layout.block_bytes,)
     assert KvLayout.of(2, 3, head_dim, 16, "bfloat16").token_bytes >= 1.9 * layout.token_bytes
+
+
+def grouped(**changes: Any) -> KvLayout:
+    """Six layers, of which the third and the last read all keys; the others 40."""
+    sizes: dict[str, Any] = {
+        "num_layers": 6, "num_kv_heads": 1, "head_dim": 8, "block_tokens": 16, "kv_dtype": "float16",
+        "window_tokens": 40, "window_layers": (0, 1, 3, 4),
+    }  # fmt: skip
+    return KvLayout.of(**{**sizes, **changes})
+
+
+def test_layers_with_a_window_lie_in_window_blocks_and_the_others_in_blocks() -> None:
+    layout = grouped()
+    assert [layout.place_of(layer) for layer in range(6)] == [
+        (True, 0), (True, 1), (False, 0), (True, 2), (True, 3), (False, 1),
+    ]  # fmt: skip
+    assert layout.block_bytes == layout.full_group.block_bytes == 2 * 2 * 8 * 2 * 16
+    assert layout.window_group.block_bytes == 2 * layout.block_bytes
+    assert layout.token_bytes * 16 == layout.block_bytes + layout.window_group.block_bytes
+    assert layout.block_shape[0] == 2 and layout.window_group.block_shape[0] == 4
+
+
+def test_window_blocks_stand_behind_the_blocks_and_suffice_for_two_sequences() -> None:
+    layout = grouped()
+    assert layout.window_reach == 5
+    assert [layout.num_window_blocks(count) for count in (4, 12, 30, 31, 3000)] == [4, 10, 10, 11, 1000]
+    offset = layout.window_offset(30)
+    assert offset % 4096 == 0 and 0 <= offset - 31 * layout.block_bytes < 4096
+    assert layout.arena_bytes(30) == offset + 11 * layout.window_group.block_bytes
+
+
+def test_without_groups_there_are_no_window_blocks() -> None:
+    layout = grouped(window_layers=())
+    assert layout.num_window_blocks(1000) == 0 and layout.full_group is layout
+    assert layout.arena_bytes(30) == 31 * layout.block_bytes
+    with pytest.raises(ValueError, match="no window blocks"):
+        _ = layout.window_group
+
+
+def test_groups_are_part_of_the_fingerprint() -> None:
+    prints = {
+        grouped().fingerprint(),
+        grouped(window_layers=()).fingerprint(),
+        grouped(window_layers=(0,)).fingerprint(),
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window_tokens": 0}, "both or neither"),
+        ({"window_layers": (1, 0)}, "ascending"),
+        ({"window_layers": (0, 6)}, "0..5"),
+        ({"window_layers": tuple(range(6))}, "all layers"),
+    ],
+)
+def test_window_layers_that_make_no_group_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grouped(**changes)

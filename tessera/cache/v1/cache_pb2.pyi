@@ -100,7 +100,7 @@ class SessionRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., applied_revision: _Optional[int] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., acquire: _Optional[_Union[AcquireRequest, _Mapping]] = ..., report: _Optional[_Union[ReportRequest, _Mapping]] = ..., fork: _Optional[_Union[ForkRequest, _Mapping]] = ..., credit: _Optional[_Union[CreditRequest, _Mapping]] = ..., abort_result: _Optional[_Union[AbortResult, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., rollback: _Optional[_Union[RollbackRequest, _Mapping]] = ..., make_writable: _Optional[_Union[MakeWritableRequest, _Mapping]] = ..., commit: _Optional[_Union[CommitRequest, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("sequence", "revision", "epoch", "credit", "attach", "acquire", "report", "fork", "credit_granted", "failure", "abort", "reclaim", "heartbeat", "rollback", "make_writable", "commit", "prefix_ready", "scrub")
+    __slots__ = ("sequence", "revision", "epoch", "credit", "attach", "acquire", "report", "fork", "credit_granted", "failure", "abort", "reclaim", "heartbeat", "rollback", "make_writable", "commit", "prefix_ready", "scrub", "window_blocks", "window_scrub")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class SessionResponse(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_READY_FIELD_NUMBER: _ClassVar[int]
     SCRUB_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SCRUB_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     revision: int
     epoch: int
@@ -137,7 +139,9 @@ class SessionResponse(_message.Message):
     commit: CommitResponse
     prefix_ready: PrefixReadyPush
     scrub: bytes
-    def __init__(self, sequence: _Optional[int] = ..., revision: _Optional[int] = ..., epoch: _Optional[int] = ..., credit: _Optional[bytes] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResponse, _Mapping]] = ..., report: _Optional[_Union[ReportResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., credit_granted: _Optional[_Union[CreditResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., abort: _Optional[_Union[AbortPush, _Mapping]] = ..., reclaim: _Optional[_Union[ReclaimPush, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., rollback: _Optional[_Union[RollbackResponse, _Mapping]] = ..., make_writable: _Optional[_Union[MakeWritableResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., prefix_ready: _Optional[_Union[PrefixReadyPush, _Mapping]] = ..., scrub: _Optional[bytes] = ...) -> None: ...
+    window_blocks: bytes
+    window_scrub: bytes
+    def __init__(self, sequence: _Optional[int] = ..., revision: _Optional[int] = ..., epoch: _Optional[int] = ..., credit: _Optional[bytes] = ..., attach: _Optional[_Union[AttachResponse, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResponse, _Mapping]] = ..., report: _Optional[_Union[ReportResponse, _Mapping]] = ..., fork: _Optional[_Union[ForkResponse, _Mapping]] = ..., credit_granted: _Optional[_Union[CreditResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., abort: _Optional[_Union[AbortPush, _Mapping]] = ..., reclaim: _Optional[_Union[ReclaimPush, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatResponse, _Mapping]] = ..., rollback: _Optional[_Union[RollbackResponse, _Mapping]] = ..., make_writable: _Optional[_Union[MakeWritableResponse, _Mapping]] = ..., commit: _Optional[_Union[CommitResponse, _Mapping]] = ..., prefix_ready: _Optional[_Union[PrefixReadyPush, _Mapping]] = ..., scrub: _Optional[bytes] = ..., window_blocks: _Optional[bytes] = ..., window_scrub: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata")
@@ -175,20 +179,22 @@ class AttachRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., decoder_name: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., process_id: _Optional[int] = ..., resume: _Optional[_Union[SessionResume, _Mapping]] = ..., sent_ns: _Optional[int] = ...) -> None: ...
 
 class SessionResume(_message.Message):
-    __slots__ = ("session_id", "epoch", "resume_token", "arena_nonce", "sequences", "credit_blocks")
+    __slots__ = ("session_id", "epoch", "resume_token", "arena_nonce", "sequences", "credit_blocks", "window_blocks")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ARENA_NONCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     resume_token: bytes
     arena_nonce: bytes
     sequences: _containers.RepeatedCompositeFieldContainer[HeldSequence]
     credit_blocks: bytes
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., resume_token: _Optional[bytes] = ..., arena_nonce: _Optional[bytes] = ..., sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., credit_blocks: _Optional[bytes] = ...) -> None: ...
+    window_blocks: bytes
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., resume_token: _Optional[bytes] = ..., arena_nonce: _Optional[bytes] = ..., sequences: _Optional[_Iterable[_Union[HeldSequence, _Mapping]]] = ..., credit_blocks: _Optional[bytes] = ..., window_blocks: _Optional[bytes] = ...) -> None: ...
 
 class HeldSequence(_message.Message):
     __slots__ = ("lease_id", "grant", "key", "prefix", "tokens", "blocks", "sealed_tokens", "copy", "request_id", "sample", "no_store", "priority", "ttl_seconds")

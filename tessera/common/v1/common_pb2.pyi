@@ -57,7 +57,7 @@ class ScopePrefix(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., group: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version", "window_tokens")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version", "window_tokens", "window_layers")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class KvLayout(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_LAYERS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -74,4 +75,5 @@ class KvLayout(_message.Message):
     quantization: str
     version: int
     window_tokens: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ..., window_tokens: _Optional[int] = ...) -> None: ...
+    window_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ..., window_tokens: _Optional[int] = ..., window_layers: _Optional[_Iterable[int]] = ...) -> None: ...
