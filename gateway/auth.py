@@ -2,7 +2,8 @@
 
 Owns the invariant that a handler runs only with a tenant that the daemon named for the call's own credential; only
 `grpc.health.v1` is open. Positive answers are kept for at most a second, under a keyed hash of the key (the key is
-not kept), so that a revoked key works no longer than that. Used by `gateway/application.py` as an interceptor.
+not kept), so that a revoked key works no longer than that; one that is used is asked for anew before its second is
+over, so that a steady caller waits for no answer. Used by `gateway/application.py` as an interceptor.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from common.interceptors import HEALTH_PREFIX, bearer_of, refusal
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
 
 KEEP_SECONDS: Final = 1.0
+RENEW_PART: Final = 0.5  # of an answer's time, after which its next use asks anew
 MAX_KEPT: Final = 4096
 MAX_QUESTIONS: Final = 64
 _CALL_SECONDS: Final = 5.0
@@ -37,6 +39,15 @@ class Caller:
     tenant: str
     grant: bytes
     weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An answer, good before `until`; both times in seconds of the gateway's clock."""
+
+    until: float
+    renew_at: float
+    caller: Caller
 
 
 class Authenticator(Protocol):
@@ -57,7 +68,7 @@ class DaemonAuthenticator:
         self._stub = cache_pb2_grpc.CredentialServiceStub(channel)  # type: ignore[no-untyped-call]
         self._clock = clock
         self._pepper = secrets.token_bytes(32)
-        self._kept: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Caller]] = {}
         self._places = asyncio.Semaphore(MAX_QUESTIONS)
 
@@ -66,21 +77,30 @@ class DaemonAuthenticator:
         name = hashlib.blake2b(credential.encode("utf-8", "replace"), key=self._pepper, digest_size=32).digest()
         kept = self._kept.get(name)
         if kept is not None:
-            if self._clock() < kept[0]:
-                return kept[1]
+            now = self._clock()
+            if now < kept.until:
+                if now >= kept.renew_at:
+                    self._question(name, credential)
+                return kept.caller
             del self._kept[name]
+        # One caller that goes away must not cancel the question of the others.
+        return await asyncio.shield(self._question(name, credential))
+
+    def _question(self, name: bytes, credential: str) -> asyncio.Task[Caller]:
+        """The question about a credential that is under way; asked now where there is none."""
         task = self._asking.get(name)
         if task is None:
             task = asyncio.create_task(self._ask(name, credential))
             self._asking[name] = task
             task.add_done_callback(lambda done: self._answered(name, done))
-        # One caller that goes away must not cancel the question of the others.
-        return await asyncio.shield(task)
+        return task
 
     def _answered(self, name: bytes, task: asyncio.Task[Caller]) -> None:
         del self._asking[name]
-        if not task.cancelled():
-            task.exception()  # whoever asked has it; nobody need be left to see it
+        if task.cancelled():
+            return
+        if isinstance(task.exception(), Unauthenticated):  # whoever asked has it; nobody need be left to see it
+            self._kept.pop(name, None)
 
     async def _ask(self, name: bytes, credential: str) -> Caller:
         asked = self._clock()
@@ -96,7 +116,7 @@ class DaemonAuthenticator:
         caller = Caller(answer.tenant, answer.grant, answer.weight or 1.0)
         keep = min(KEEP_SECONDS, answer.expires_in_seconds)
         if keep > 0:
-            self._kept[name] = (asked + keep, caller)
+            self._kept[name] = _Kept(asked + keep, asked + keep * RENEW_PART, caller)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return caller

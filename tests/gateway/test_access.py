@@ -202,12 +202,15 @@ class _Stub:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.expires = 60.0
+        self.error: Unauthenticated | None = None
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def Authenticate(self, message: Any, timeout: float) -> Any:  # noqa: N802
         self.asked.append(message.key)
         await self.gate.wait()
+        if self.error is not None:
+            raise self.error
         return cache_pb2.AuthenticateResponse(tenant="t", grant=b"g", expires_in_seconds=self.expires)
 
 
@@ -222,7 +225,7 @@ async def test_an_answer_is_kept_for_a_second_and_no_longer() -> None:
     """Within a second the daemon is asked once for a key; after it, again. A grant that ends sooner is not kept."""
     stub, now = _Stub(), [100.0]
     auth = authenticator(stub, now)
-    for moment in (100.0, 100.5, 100.99):
+    for moment in (100.0, 100.2, 100.49):
         now[0] = moment
         assert (await auth.authenticate("k")).tenant == "t"
     assert stub.asked == ["k"]
@@ -234,6 +237,46 @@ async def test_an_answer_is_kept_for_a_second_and_no_longer() -> None:
     now[0] = 101.3
     await auth.authenticate("other")
     assert stub.asked[2:] == ["other", "other"]
+
+
+@async_test
+async def test_a_key_in_use_is_asked_for_anew_before_its_second_is_over() -> None:
+    """From half of its time on a use asks, once, and does not wait; what comes is good for a second from the question.
+    An answer that does not come leaves the old one's end where it was."""
+    stub, now = _Stub(), [100.0]
+    auth = authenticator(stub, now)
+    await auth.authenticate("k")
+    stub.gate.clear()
+    now[0] = 100.5
+    for _ in range(3):
+        await auth.authenticate("k")  # the daemon is silent
+    await eventually(lambda: len(stub.asked) == 2)
+    now[0] = 101.0
+    late = asyncio.create_task(auth.authenticate("k"))
+    await asyncio.sleep(0)
+    assert not late.done(), "the old answer is over"
+    stub.gate.set()
+    await late
+    now[0] = 101.49  # the question was asked at 100.5
+    await auth.authenticate("k")
+    await eventually(lambda: len(stub.asked) == 3)
+    assert stub.asked == ["k", "k", "k"]
+
+
+@async_test
+async def test_a_key_that_is_refused_when_asked_for_anew_is_refused_at_once() -> None:
+    """A revoked key does not live out the second of the answer before."""
+    stub, now = _Stub(), [100.0]
+    auth = authenticator(stub, now)
+    await auth.authenticate("k")
+    stub.error = Unauthenticated("the credential is not known", reason="UNKNOWN_CREDENTIAL")
+    now[0] = 100.5
+    await auth.authenticate("k")
+    await eventually(lambda: not auth._asking)
+    with pytest.raises(Unauthenticated):
+        await auth.authenticate("k")
+    stub.error = None
+    assert (await auth.authenticate("k")).tenant == "t"
 
 
 @async_test
