@@ -24,8 +24,8 @@ from bench.limits import describe_limits, measure_limits
 from bench.work import MachineLimits, ModelWork
 from common.arguments import CommandParser
 from common.layout import KV_DTYPES
-from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
+from decoder.grouped_arena import private_arena
 from decoder.models.llama import CausalLM
 from decoder.weights import load_model
 

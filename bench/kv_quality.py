@@ -23,8 +23,8 @@ from bench.table import Cell
 from cli.errors import EXIT_USAGE, CommandError
 from common.errors import InvalidArgument, Unimplemented
 from common.layout import KV_DTYPES
-from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
+from decoder.grouped_arena import private_arena
 from decoder.weights import load_model
 from gateway.tokenizer import load_tokenizer
 

@@ -18,8 +18,8 @@ from bench.setting import BLOCK_TOKENS, Setting
 from cachemgr.manager import CacheManager
 from cli.errors import CommandError
 from common.errors import TesseraError
-from decoder.arena_view import private_arena
 from decoder.engine import Engine, EngineOptions
+from decoder.grouped_arena import private_arena
 from decoder.inprocess import InProcessClient
 from decoder.outputs import StepResult
 from decoder.sequence import Request, RequestNumber, SamplingParams, StoppingParams

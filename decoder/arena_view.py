@@ -103,8 +103,3 @@ def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
             f"expected are {num_blocks} of {layout.block_bytes}",
             reason="ARENA_SIZE",
         )
-
-
-def private_arena(layout: KvLayout, num_blocks: int) -> Arena:
-    """An arena of zeros in this process's own memory, with the null block on top of `num_blocks`."""
-    return np.zeros((num_blocks + 1, *layout.array_shape), layout.array_type)

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import TesseraError
 from decoder.holdings import Holdings
 from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceId
 
-Arena = NDArray[Any]  # float32 or uint16 [num_blocks + 1, layers, 2, kv_heads, block_tokens, head_dim]
+Arena = Any  # [num_blocks + 1, ...] as `KvLayout.array_shape` says, an array or a tensor; with groups a GroupedArena
 POOL_FULL = "POOL_FULL"
 OVER_CEILING = "QUOTA_EXCEEDED"
 
@@ -239,10 +238,19 @@ class CreditGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowBlocksNamed:
+    """Which window blocks the blocks of the next events have: rows (block, its window block), int32 [n, 2]."""
+
+    pairs: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Scrub:
-    """These blocks, handed over with the next event, hold another tenant's keys and values: zero them first."""
+    """These blocks and window blocks, handed over with the next event, hold another tenant's keys and values: zero them
+    first."""
 
     blocks: IntArray
+    window_blocks: IntArray = field(default_factory=_no_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +262,8 @@ class CreditReclaimed:
 
 SessionChange = Attached | Away | Resumed | Lost
 Admission = Acquired | AcquireWaiting | PrefixReady | AcquireRefused
-Event = SessionChange | Admission | Reported | Forked | AbortAsked | CreditGranted | CreditReclaimed | Scrub
+Lending = CreditGranted | CreditReclaimed | WindowBlocksNamed | Scrub
+Event = SessionChange | Admission | Reported | Forked | AbortAsked | Lending
 
 
 class CacheClient(Protocol):

@@ -22,9 +22,9 @@ from common.config import Options
 from common.errors import InvalidArgument
 from common.layout import NULL_BLOCK
 from common.logs import get_logger
-from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
+from decoder.grouped_arena import private_arena
 from decoder.runner import StepModel
 from decoder.sequence import IntArray, Sequence, SequenceId, SequenceState
 from decoder.weights import load_model

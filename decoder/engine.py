@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from common.errors import TesseraError, Unavailable
 from common.scheduling import prefer_throughput
 from decoder.cache_api import Arena, Attached, CacheClient, Event
+from decoder.grouped_arena import usable_blocks
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Inbox, Message, Stop, Submit
 from decoder.outputs import Sink
 from decoder.runner import StepModel
@@ -44,7 +45,7 @@ class Engine:
         )
         self._thread: threading.Thread | None = None
         if arena is not None:
-            self._loop.intake.handle(Attached(1, arena.shape[0] - 1, arena))
+            self._loop.intake.handle(Attached(1, usable_blocks(arena), arena))
         client.start(self._inbox.put)
 
     # ---- from any thread

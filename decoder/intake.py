@@ -41,9 +41,11 @@ from decoder.cache_api import (
     Reported,
     Resumed,
     Scrub,
+    WindowBlocksNamed,
 )
 from decoder.commit import Committer
 from decoder.conversations import Conversations
+from decoder.grouped_arena import GroupedArena
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
@@ -54,7 +56,7 @@ from decoder.service_rate import ServiceRate
 
 _SESSION_EVENTS = (
     Away, Resumed, Acquired, AcquireWaiting, PrefixReady, AcquireRefused, Reported, Forked, CreditGranted,
-    CreditReclaimed, Scrub,
+    CreditReclaimed, Scrub, WindowBlocksNamed,
 )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ class Intake:
         self._conversations = Conversations(requests, reporter, committer)
         self.absence = Absence(client, scheduler, reporter, committer)
         self.copies: list[Sequence] = []  # admitted sequences whose copy plans are to be run
-        self.scrubs: list[IntArray] = []  # blocks to be zeroed before anything else touches them
+        self.scrubs: list[Scrub] = []  # what is to be zeroed before anything else touches it
         self.is_draining = False
         self.is_stopped = False
         self._model = model
@@ -131,8 +133,10 @@ class Intake:
                 self._reported(message)
             case Forked(sequence_id, branches):
                 self.copies += self._committer.add_branches(sequence_id, branches)
-            case Scrub(blocks):
-                self.scrubs.append(blocks)
+            case WindowBlocksNamed(pairs):
+                self._name_window_blocks(pairs)
+            case Scrub():
+                self.scrubs.append(message)
             case CreditGranted(blocks):
                 self._scheduler.credit.grant(blocks.tolist())
             case CreditReclaimed(num_blocks):
@@ -296,6 +300,11 @@ class Intake:
         if error.reason == OVER_CEILING and any(other.request.tenant == tenant for other in others):
             waiting = max(1, len(scheduler.queue.waiting))
             error.retry_after_seconds = self._rate.retry_seconds(waiting, self._clock_ns())
+
+    def _name_window_blocks(self, pairs: IntArray) -> None:
+        if not isinstance(self.arena, GroupedArena):
+            raise Internal("the cache manager names window blocks, and the layout has none")
+        self.arena.name(pairs)
 
     def _reported(self, message: Reported) -> None:
         credit = self._scheduler.credit

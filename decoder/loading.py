@@ -19,10 +19,10 @@ from typing import Any, Final, Literal
 
 from common.config import Options
 from common.logs import get_logger
-from decoder.arena_view import private_arena
 from decoder.cache_key import tokenizer_digest
 from decoder.compile_watch import CompileWatch
 from decoder.draft_model import DraftModel, load_draft
+from decoder.grouped_arena import private_arena
 from decoder.models.select import ComputeDevice
 from decoder.shared_weights import WeightsSource
 from decoder.weights import load_on

@@ -6,11 +6,15 @@ into, computes into or gives back any of them. It decides nothing: the cache man
 
 from __future__ import annotations
 
-from decoder.cache_api import Arena
-from decoder.sequence import IntArray
+from decoder.cache_api import Arena, Scrub
+from decoder.grouped_arena import GroupedArena
 
 
-def zero_blocks(arena: Arena, blocks: IntArray) -> None:
-    """Zeroes blocks; `blocks` is int32 [n]."""
-    for block in blocks.tolist():
-        arena[block] = 0
+def zero_blocks(arena: Arena, scrub: Scrub) -> None:
+    """Zeroes the blocks, and window blocks, of a scrub."""
+    blocks = arena.blocks if isinstance(arena, GroupedArena) else arena
+    for block in scrub.blocks.tolist():
+        blocks[block] = 0
+    if isinstance(arena, GroupedArena):
+        for block in scrub.window_blocks.tolist():
+            arena.window_blocks[block] = 0

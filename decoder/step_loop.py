@@ -245,8 +245,8 @@ class StepLoop:
         if arena is None or not (self.intake.copies or self.intake.scrubs):
             return
         scrubs, self.intake.scrubs = self.intake.scrubs, []
-        for blocks in scrubs:
-            zero_blocks(arena, blocks)
+        for scrub in scrubs:
+            zero_blocks(arena, scrub)
         sequences, self.intake.copies = self.intake.copies, []
         try:
             self._committer.run_copies(sequences, arena)

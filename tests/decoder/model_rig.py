@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.layout import KvDtype, KvLayout
-from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
+from decoder.grouped_arena import private_arena
 from decoder.kernels import blocks
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM

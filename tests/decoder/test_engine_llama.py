@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoder.arena_view import private_arena
+from decoder.grouped_arena import private_arena
 from decoder.sequence import Request, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
 from tests.decoder.rig import Node, request

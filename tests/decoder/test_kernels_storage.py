@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.layout import KvLayout
-from decoder.arena_view import private_arena
+from decoder.grouped_arena import private_arena
 from decoder.kernels import blocks, sets, simd
 from decoder.kernels.compiled import entry
 from decoder.kernels.stored_rows import load_rows, load_scales, store_row

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import Internal
-from decoder.arena_view import private_arena
 from decoder.batch import StepBatch
+from decoder.grouped_arena import private_arena
 from decoder.weights.loader import load_model
 from tests.tiny_models import make_tiny_llama
 

@@ -135,5 +135,5 @@ def test_scrub_comes_before_what_it_is_about() -> None:
 def test_zeroing_touches_nothing_else() -> None:
     """Exactly the named blocks are zero afterwards."""
     arena = np.ones((4, 2, 2), np.float32)
-    zero_blocks(arena, np.array([1, 3], np.int32))
+    zero_blocks(arena, Scrub(np.array([1, 3], np.int32)))
     assert arena.any(axis=(1, 2)).tolist() == [True, False, True, False]

@@ -13,7 +13,7 @@ import torch
 
 from common.errors import Internal
 from common.layout import QUANTIZATIONS, KvDtype, KvLayout
-from decoder.arena_view import private_arena
+from decoder.grouped_arena import private_arena
 from decoder.models import device_model
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.device_arena import element_type
