@@ -20,6 +20,7 @@ from decoder.models.config import ModelConfig, digest_config, refuse
 from decoder.models.llama import CausalLM
 from decoder.models.packing import Memory
 from decoder.models.select import ON_CPU, ComputeDevice, WeightsOf, build_model
+from decoder.weights.file_digests import KnownDigests
 from decoder.weights.packed_cache import PackedCache
 from decoder.weights.source import open_source
 
@@ -172,7 +173,8 @@ def load_on(
     progress:     called with a stage's name and the fraction done
     max_context:  tokens of the longest context that will be served, which decides the angles of some rope scalings
                   (`decoder/models/rope.py`); 0 means what the model was made for
-    weights_cache: folder of packed weights, which decoders on a CPU share; None: each has its own
+    weights_cache: folder of packed weights, which decoders on a CPU share, and of known digests of model files; None:
+                  each has its own, and reads the files
     weights_of:   where the weights of another device lie; None: each decoder has its own
 
     Raises InvalidArgument naming what is wrong or not served.
@@ -193,7 +195,8 @@ def load_on(
     )  # fmt: skip
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
-    digests = digest_config(config, source.digest(), f"{dtype}/gpu" if device.uses_triton else dtype)
+    known = None if weights_cache is None else KnownDigests(weights_cache)
+    digests = digest_config(config, source.digest(known), f"{dtype}/gpu" if device.uses_triton else dtype)
     cache = None if weights_cache is None or device.uses_triton else PackedCache(weights_cache, digests, dtype)
     with cache.locked() if cache else contextlib.nullcontext():
         model = build_model(

@@ -6,10 +6,8 @@ two copies of the model. A name that the model does not use is an error of the c
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,12 +19,12 @@ from safetensors import SafetensorError, safe_open
 
 from common.errors import InvalidArgument
 from decoder.models.config import ModelConfig, refuse
+from decoder.weights.file_digests import KnownDigests, hash_files
 from decoder.weights.gguf_config import config_from_gguf
 from decoder.weights.hugging_face_config import config_from_hugging_face
 from decoder.weights.names import TensorView, gguf_name, hugging_face_name, views
 
 FloatArray = NDArray[np.float32]
-_READ_BYTES = 1 << 20
 
 _LONG_ARRAY: Final = 256
 _BLOCK_TYPES: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -54,20 +52,8 @@ class TensorSource(Protocol):
     def read(self, name: str) -> FloatArray:
         """One tensor as a float32 array in the layout of `torch.nn.Linear` ([out, in])."""
 
-    def digest(self) -> bytes:
-        """sha256 of the content of the weights."""
-
-
-def hash_files(paths: Iterable[Path]) -> bytes:
-    """sha256 of one file, or of the concatenated sha256 of several in the given order."""
-    digests = []
-    for path in paths:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                digest.update(chunk)
-        digests.append(digest.digest())
-    return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
+    def digest(self, known: KnownDigests | None = None) -> bytes:
+        """sha256 of the content of the weights; files that are in `known`, unchanged, are not read for it."""
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc,unused-ignore]
@@ -140,8 +126,8 @@ class GgufSource:
         array = np.ascontiguousarray(values, dtype=np.float32).reshape(view.shape)
         return _unpermute(array, view.heads) if view.heads else array
 
-    def digest(self) -> bytes:
-        return hash_files([self._path])
+    def digest(self, known: KnownDigests | None = None) -> bytes:
+        return hash_files([self._path], known)
 
 
 class HuggingFaceSource:
@@ -194,8 +180,8 @@ class HuggingFaceSource:
         array: FloatArray = tensor.to(torch.float32).contiguous().numpy()
         return array + np.float32(view.offset) if view.offset else array
 
-    def digest(self) -> bytes:
-        return hash_files(self._files)
+    def digest(self, known: KnownDigests | None = None) -> bytes:
+        return hash_files(self._files, known)
 
 
 def open_source(path: Path) -> TensorSource:
