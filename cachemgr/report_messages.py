@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
-from struct import Struct
+from struct import Struct, calcsize, unpack
 from typing import Final, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from tessera.cache.v1 import cache_pb2
 Malformed = dict[LeaseId, TesseraError]
 _NONE_TAKEN: Final = repeat(NOTHING_TAKEN)
 _NO, _NO_KEEP = repeat(False), repeat(None)
+_LEASE_BYTES: Final = 8
 _SIGN: Final = slice(TOKEN_BYTES - 1, None, TOKEN_BYTES)  # of packed tokens: the bytes that have the sign
 
 
@@ -65,29 +66,45 @@ def sequence_reports(
 
 def _from_columns(columns: cache_pb2.SealColumns, malformed: Malformed) -> Iterable[SequenceFields]:
     """The sequences of columns; those with a token or block that is none go to `malformed` and are released."""
-    # A slice is a list, at a fifth of what `list` costs.
-    leases, sealed = columns.lease_ids[:], columns.sealed_tokens[:]
-    counts, num_taken = columns.num_tokens[:], columns.num_taken_blocks[:]
-    tokens, num = columns.tokens, len(leases)
-    if len(sealed) != num or len(counts) not in (0, num) or len(num_taken) not in (0, num):
-        raise InvalidArgument("report.sealed", "its columns differ in length; allowed is one entry a sequence in each")
-    num_tokens = sum(counts) if counts else num
-    if num_tokens * TOKEN_BYTES != len(tokens):
-        raise InvalidArgument("report.sealed.tokens", f"has {len(tokens)} bytes; num_tokens says {num_tokens} tokens")
-    taken, num_blocks = columns.taken_blocks, sum(num_taken)
-    if num_blocks * TOKEN_BYTES != len(taken):
-        raise InvalidArgument("report.sealed.taken_blocks", f"allowed is what num_taken_blocks says: {num_blocks}")
-    if not counts:
-        pieces: Sequence[bytes] = _single_tokens(num).unpack(tokens)
+    num = len(columns.lease_ids) // _LEASE_BYTES
+    leases = _numbers(f"<{num}Q", columns.lease_ids, "lease_ids")
+    sealed, counts = _column(columns.sealed_tokens, num, "sealed_tokens"), columns.num_tokens
+    tokens, taken = columns.tokens, columns.taken_blocks
+    if counts:
+        pieces = _pieces(tokens, _column(counts, num, "num_tokens"))
+    elif len(tokens) == num * TOKEN_BYTES:
+        pieces = _single_tokens(num).unpack(tokens)
     else:
-        ends = [count * TOKEN_BYTES for count in accumulate(counts)]
-        pieces = [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    runs: Iterable[BlockArray] = _runs(num_taken, np.frombuffer(taken, np.int32)) if num_blocks else _NONE_TAKEN
+        raise InvalidArgument("report.sealed.tokens", f"has {len(tokens)} bytes; there are {num} tokens, one of each")
+    runs: Iterable[BlockArray] = _NONE_TAKEN
+    if taken or columns.takers:
+        if len(taken) % TOKEN_BYTES:
+            raise InvalidArgument("report.sealed.taken_blocks", f"{len(taken)} bytes are no whole number of blocks")
+        runs = _runs(num, _column(columns.takers, len(taken) // TOKEN_BYTES, "takers"), np.frombuffer(taken, np.int32))
     # Plain tuples, each made as it is taken apart again: named ones cost three times as much.
-    sequences = zip(cast("list[LeaseId]", leases), runs, pieces, sealed, _NO, _NO, _NO_KEEP, strict=False)
-    if tokens[_SIGN].isascii() and (not num_blocks or min(memoryview(taken).cast("i")) >= 1):
+    sequences = zip(cast("tuple[LeaseId, ...]", leases), runs, pieces, sealed, _NO, _NO, _NO_KEEP, strict=False)
+    if tokens[_SIGN].isascii() and (not taken or min(memoryview(taken).cast("i")) >= 1):
         return sequences
     return [_checked(number, fields, malformed) for number, fields in enumerate(sequences)]
+
+
+def _numbers(form: str, data: bytes, name: str) -> tuple[int, ...]:
+    """A packed column. Raises InvalidArgument where it is of another length than `form`."""
+    if len(data) != calcsize(form):
+        raise InvalidArgument(f"report.sealed.{name}", f"has {len(data)} bytes; allowed is one entry each, {form}")
+    return unpack(form, data)
+
+
+def _column(data: bytes, num: int, name: str) -> tuple[int, ...]:
+    return _numbers(f"<{num}I", data, name)
+
+
+def _pieces(tokens: bytes, counts: Sequence[int]) -> Sequence[bytes]:
+    """The tokens of each sequence. Raises InvalidArgument where they are not so many."""
+    ends = [count * TOKEN_BYTES for count in accumulate(counts)]
+    if (ends[-1] if ends else 0) != len(tokens):
+        raise InvalidArgument("report.sealed.tokens", f"has {len(tokens)} bytes; num_tokens says {sum(counts)} tokens")
+    return [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @lru_cache(maxsize=128)
@@ -96,13 +113,20 @@ def _single_tokens(count: int) -> Struct:
     return Struct(f"{TOKEN_BYTES}s" * count)
 
 
-def _runs(num_taken: list[int], taken: BlockArray) -> list[BlockArray]:
-    """The blocks that each sequence took."""
-    runs, place = [NOTHING_TAKEN] * len(num_taken), 0
-    for number, count in enumerate(num_taken):
-        if count:
-            runs[number] = taken[place : place + count]
-            place += count
+def _runs(num: int, takers: Sequence[int], taken: BlockArray) -> list[BlockArray]:
+    """The blocks that each of `num` sequences took. Raises InvalidArgument where a taker is none of them, or comes
+    twice."""
+    runs, first, last = [NOTHING_TAKEN] * num, 0, -1
+    for end in range(1, len(takers) + 1):
+        taker = takers[first]
+        if end < len(takers) and takers[end] == taker:
+            continue
+        if not last < taker < num:
+            raise InvalidArgument(
+                "report.sealed.takers", f"has {taker} after {last}; allowed are {last + 1}..{num - 1}"
+            )
+        runs[taker] = taken[first:end]
+        first, last = end, taker
     return runs
 
 

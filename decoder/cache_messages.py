@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from struct import pack
+from typing import Final, Self
 
 import numpy as np
 
@@ -42,6 +43,9 @@ from decoder.cache_api import (
 from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceId
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
+
+_NO_BLOCKS: Final = np.zeros(0, np.int32)
+_NO_BLOCKS.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +205,19 @@ def _fill_report(message: cache_pb2.ReportRequest, command: Report) -> None:
 
 
 def _fill_columns(columns: cache_pb2.SealColumns, sealed: Sequence[SequenceReport]) -> None:
-    columns.lease_ids.extend([item.lease_id for item in sealed])
-    columns.sealed_tokens.extend([item.sealed_tokens for item in sealed])
-    tokens = [item.tokens for item in sealed]
+    num, tokens, counts = len(sealed), [item.tokens for item in sealed], [len(item.taken_blocks) for item in sealed]
+    columns.lease_ids = pack(f"<{num}Q", *[item.lease_id for item in sealed])
+    columns.sealed_tokens = pack(f"<{num}I", *[item.sealed_tokens for item in sealed])
     columns.tokens = b"".join(tokens)
     num_bytes = list(map(len, tokens))
-    if num_bytes.count(TOKEN_BYTES) != len(sealed):  # no entry says one token each, as in nearly every step
-        columns.num_tokens.extend([count // TOKEN_BYTES for count in num_bytes])
-    taken = [item.taken_blocks for item in sealed]
-    counts = list(map(len, taken))
-    if any(counts):
-        columns.num_taken_blocks.extend(counts)
-        columns.taken_blocks = pack_tokens(np.concatenate([blocks for blocks in taken if len(blocks)]))
+    if num_bytes.count(TOKEN_BYTES) != num:  # no entry says one token each
+        columns.num_tokens = pack(f"<{num}I", *[size // TOKEN_BYTES for size in num_bytes])
+    takers = [place for place, count in enumerate(counts) if count]
+    if takers:
+        columns.taken_blocks = b"".join([pack_tokens(sealed[place].taken_blocks) for place in takers])
+        if sum(counts) > len(takers):
+            takers = [place for place in takers for _ in range(counts[place])]
+        columns.takers = pack(f"<{len(takers)}I", *takers)
 
 
 def _sequence_report(item: SequenceReport) -> cache_pb2.SequenceReport:
@@ -251,4 +256,6 @@ def _plan(plan: cache_pb2.CopyPlan) -> CopyPlan:
 
 
 def _blocks(data: bytes) -> IntArray:
+    if not data:
+        return _NO_BLOCKS
     return unpack_tokens(data, "blocks").astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from struct import pack
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,13 @@ def read(message: cache_pb2.ReportRequest) -> tuple[list[Any], dict[Any, Any]]:
 
 
 def columns(**changes: Any) -> cache_pb2.ReportRequest:
+    """A report of two sequences; lists of numbers are packed as the column of that name is."""
     values = {"lease_ids": [3, 4], "sealed_tokens": [5, 6], "num_tokens": [1, 2], "tokens": pack_tokens([7, 8, 9])}
-    return cache_pb2.ReportRequest(sealed=cache_pb2.SealColumns(**{**values, **changes}))
+    changes = {
+        name: pack(f"<{len(value)}{'Q' if name == 'lease_ids' else 'I'}", *value) if isinstance(value, list) else value
+        for name, value in {**values, **changes}.items()
+    }
+    return cache_pb2.ReportRequest(sealed=cache_pb2.SealColumns(**changes))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,16 +72,22 @@ def test_the_core_is_told_what_the_decoder_said(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"sealed_tokens": [5]}, "report.sealed"),
-        ({"num_tokens": [1, 2, 0]}, "report.sealed"),
+        ({"lease_ids": b"\3"}, "report.sealed.lease_ids"),
+        ({"sealed_tokens": [5]}, "report.sealed.sealed_tokens"),
+        ({"sealed_tokens": b"\5\0\0\0\6"}, "report.sealed.sealed_tokens"),
+        ({"num_tokens": [1, 2, 0]}, "report.sealed.num_tokens"),
         ({"num_tokens": [1, 1]}, "report.sealed.tokens"),
+        ({"num_tokens": [1, 2**32 - 1]}, "report.sealed.tokens"),
         ({"num_tokens": []}, "report.sealed.tokens"),
         ({"num_tokens": [], "tokens": b""}, "report.sealed.tokens"),
         ({"tokens": b"\1"}, "report.sealed.tokens"),
-        ({"num_taken_blocks": [1]}, "report.sealed"),
-        ({"num_taken_blocks": [1, 0]}, "report.sealed.taken_blocks"),
-        ({"num_taken_blocks": [1, 0], "taken_blocks": b"\1"}, "report.sealed.taken_blocks"),
-        ({"taken_blocks": pack_tokens([1])}, "report.sealed.taken_blocks"),
+        ({"takers": [1]}, "report.sealed.takers"),
+        ({"takers": [1], "taken_blocks": b"\1"}, "report.sealed.taken_blocks"),
+        ({"takers": [1], "taken_blocks": pack_tokens([1]) + b"\1"}, "report.sealed.taken_blocks"),
+        ({"takers": [2], "taken_blocks": pack_tokens([1])}, "report.sealed.takers"),
+        ({"takers": [1, 0], "taken_blocks": pack_tokens([1, 2])}, "report.sealed.takers"),
+        ({"takers": [0, 1, 0], "taken_blocks": pack_tokens([1, 2, 3])}, "report.sealed.takers"),
+        ({"taken_blocks": pack_tokens([1])}, "report.sealed.takers"),
     ],
 )
 def test_columns_that_do_not_fit_refuse_the_report(changes: dict[str, Any], field: str) -> None:
@@ -88,7 +100,7 @@ def test_columns_that_do_not_fit_refuse_the_report(changes: dict[str, Any], fiel
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tokens": pack_tokens([7, -1, 9])}, {"num_taken_blocks": [1, 2], "taken_blocks": pack_tokens([1, 0, 2])}],
+    [{"tokens": pack_tokens([7, -1, 9])}, {"takers": [0, 1, 1], "taken_blocks": pack_tokens([1, 0, 2])}],
 )
 def test_a_garbled_sequence_in_columns_loses_its_own_lease_alone(changes: dict[str, Any]) -> None:
     """A token or block that is none releases that sequence; its neighbour is told as it is."""
@@ -104,5 +116,5 @@ def test_one_token_each_needs_no_column() -> None:
     assert not message.sealed.num_tokens
     told, malformed = read(message)
     assert [(item.lease_id, item.tokens) for item in told] == [(item.lease_id, item.tokens) for item in said]
-    message.sealed.num_tokens.extend([1, 1, 1])
+    message.sealed.num_tokens = pack("<3I", 1, 1, 1)
     assert read(message) == (told, malformed)

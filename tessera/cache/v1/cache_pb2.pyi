@@ -349,20 +349,20 @@ class SequenceReport(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., taken_blocks: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., sealed_tokens: _Optional[int] = ..., copied: _Optional[bool] = ..., release: _Optional[bool] = ..., keep_seconds: _Optional[float] = ...) -> None: ...
 
 class SealColumns(_message.Message):
-    __slots__ = ("lease_ids", "sealed_tokens", "num_tokens", "tokens", "num_taken_blocks", "taken_blocks")
+    __slots__ = ("lease_ids", "sealed_tokens", "num_tokens", "tokens", "takers", "taken_blocks")
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     SEALED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    lease_ids: _containers.RepeatedScalarFieldContainer[int]
-    sealed_tokens: _containers.RepeatedScalarFieldContainer[int]
-    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    lease_ids: bytes
+    sealed_tokens: bytes
+    num_tokens: bytes
     tokens: bytes
-    num_taken_blocks: _containers.RepeatedScalarFieldContainer[int]
+    takers: bytes
     taken_blocks: bytes
-    def __init__(self, lease_ids: _Optional[_Iterable[int]] = ..., sealed_tokens: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ..., num_taken_blocks: _Optional[_Iterable[int]] = ..., taken_blocks: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, lease_ids: _Optional[bytes] = ..., sealed_tokens: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., takers: _Optional[bytes] = ..., taken_blocks: _Optional[bytes] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests", "sealed")
