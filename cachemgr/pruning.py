@@ -40,7 +40,7 @@ def prune(state: CacheState, scope: TenantId, reachable: Reachable) -> int:
     runs = [run for tree in gone for run in _drop(state, tree)]
     for tree in wider:
         for child in list(tree.root.children):
-            runs += _prune_below(state, child, b"", reachable)
+            runs += _prune_below(state, child, reachable)
         state.index.forest.forget_if_empty(tree)
     blocks = join_runs(runs)
     state.index.forest.node_of[blocks] = 0
@@ -56,30 +56,40 @@ def prune(state: CacheState, scope: TenantId, reachable: Reachable) -> int:
     return len(blocks)
 
 
-def _prune_below(state: CacheState, node: Node, above: bytes, reachable: Reachable) -> list[BlockRun]:
-    """Cuts off what may not be named of a node at the end of the path `above`, and of all below it."""
-    forest, size = state.index.forest, state.index.block_bytes
-    low, high = 0, len(node.blocks)
-    while low < high:  # how many of its blocks stay
-        middle = (low + high + 1) // 2
-        if reachable.covers(above + node.edge[: middle * size]):
-            low = middle
+def _prune_below(state: CacheState, top: Node, reachable: Reachable) -> list[BlockRun]:
+    """Cuts off what may not be named of a node below a root, and of all below it. One after the other: a path may have
+    more nodes than Python's stack has room for."""
+    size, runs = state.index.block_bytes, []
+    stack = [(top, b"")]
+    while stack:
+        node, above = stack.pop()
+        low, high = 0, len(node.blocks)
+        while low < high:  # how many of its blocks stay
+            middle = (low + high + 1) // 2
+            if reachable.covers(above + node.edge[: middle * size]):
+                low = middle
+            else:
+                high = middle - 1
+        if low == len(node.blocks):
+            path = above + node.edge
+            stack += [(child, path) for child in node.children]
         else:
-            high = middle - 1
-    if low == len(node.blocks):
-        path = above + node.edge
-        return [run for child in list(node.children) for run in _prune_below(state, child, path, reachable)]
-    lower = node
-    if low:
-        forest.split(node, low)  # the lower part keeps its id
-    parent = lower.parent
+            runs += _cut_off(state, node, low)
+    return runs
+
+
+def _cut_off(state: CacheState, node: Node, num_blocks: int) -> list[BlockRun]:
+    """Removes what comes after the first `num_blocks` of a node, and all below."""
+    if num_blocks:
+        state.index.forest.split(node, num_blocks)  # the lower part keeps its id
+    parent = node.parent
     if parent is None:
         raise ValueError("the root is never pruned")
-    emptied = parent.children.remove(lower.key)
-    parent.tails -= lower.tail
-    runs = _forget(state, [lower])
+    emptied = parent.children.remove(node.key)
+    parent.tails -= node.tail
+    runs = _forget(state, [node])
     if emptied:
-        forest.has_become_leaf(parent)
+        state.index.forest.has_become_leaf(parent)
     return runs
 
 

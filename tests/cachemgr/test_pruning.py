@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -83,6 +84,22 @@ def test_a_prefix_is_cut_inside_a_node() -> None:
     rig.finish(held)
     assert rig.manager.snapshot().cached_blocks == 2  # nothing was published after it
     assert ask(rig, SHORT, "b") == len(SHORT)
+    rig.quiet()
+
+
+def test_a_path_of_more_nodes_than_python_has_stack_for_is_pruned() -> None:
+    """One prefix, and at each of its blocks another that parts there: a node for each block."""
+    depth = sys.getrecursionlimit() + 100
+    rig = Rig(num_blocks=4 * depth)
+    longest = list(range(depth * B))
+    rig.serve([*longest, 1], tenant="a", scope=PUBLIC, num_tokens=len(longest))
+    for blocks in range(1, depth):
+        other = [*longest[: blocks * B], *([0] * B)]
+        rig.serve([*other, 1], tenant="a", scope=PUBLIC, num_tokens=len(other))
+    kept = [*longest[:-B], *([0] * B)]
+    assert rig.manager.prune(TenantId(PUBLIC), Approved(kept)) > depth
+    rig.check()
+    assert ask(rig, kept, "b") == len(kept)
     rig.quiet()
 
 
