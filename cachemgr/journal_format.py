@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.records import digest_of, row_words
+from common.arena_sizes import ArenaSizes
 from common.devices import NO_DEVICE, UUID_BYTES
 from common.layout import NONCE_BYTES, TOKEN_BYTES
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAGIC: Final = b"TSRJRNL\x01"
 BOOT_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 16
@@ -30,7 +31,7 @@ TREE_BYTES: Final = 2 * ROOT_BYTES + 8
 PROCESS_BYTES: Final = 328
 HEADER_SLOTS: Final = 2
 PAGE: Final = 4096
-_HEADER: Final = struct.Struct(f"<8sIIQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{BOOT_BYTES}s{UUID_BYTES}s")
+_HEADER: Final = struct.Struct(f"<8sIIQQQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{BOOT_BYTES}s{UUID_BYTES}s")
 HEADER_BYTES: Final = -(-_HEADER.size // 8) * 8
 
 
@@ -45,6 +46,13 @@ class JournalIdentity:
     nonce: bytes
     boot: bytes
     device_uuid: bytes = NO_DEVICE
+    num_window_blocks: int = 0
+    window_block_bytes: int = 0
+
+    @property
+    def sizes(self) -> ArenaSizes:
+        """Of the arena."""
+        return ArenaSizes(self.num_blocks, self.block_bytes, self.num_window_blocks, self.window_block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ def pack_header(identity: JournalIdentity, epoch: int, turn: int) -> bytes:
         identity.block_tokens,
         identity.num_blocks,
         identity.block_bytes,
+        identity.num_window_blocks,
+        identity.window_block_bytes,
         epoch,
         turn,
         identity.layout_fingerprint,
@@ -117,10 +127,12 @@ def read_header(memory: NDArray[np.uint8]) -> tuple[JournalIdentity, int, int] |
         return None
     newest: tuple[JournalIdentity, int, int] | None = None
     for _, data in Table(memory, 0, HEADER_SLOTS, HEADER_BYTES).used():
-        magic, version, tokens, blocks, size, epoch, turn, fingerprint, nonce, boot, device = _HEADER.unpack_from(data)
+        magic, version, tokens, blocks, size, *windows, epoch, turn, fingerprint, nonce, boot, device = (
+            _HEADER.unpack_from(data)
+        )
         if (magic, version) != (MAGIC, VERSION) or not 1 <= tokens <= 1 << 16 or not 1 <= blocks < 1 << 31:
             continue
-        identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot, device)
+        identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot, device, *windows)
         if Sections.of(blocks, tokens).end == len(memory) and (newest is None or turn > newest[2]):
             newest = (identity, epoch, turn)
     return newest

@@ -169,24 +169,26 @@ class PoolOwner(PoolHeir):
         self.succession.close()
 
     def _create(self, layout: KvLayout) -> CacheManager:
-        num_blocks = self._size.blocks_for(layout)
+        sizes = layout.sizes(self._size.blocks_for(layout))
         try:
-            arena = self._place.make(num_blocks, layout.block_bytes)
+            arena = self._place.make(sizes)
         except ResourceExhausted:
             if not self._make_room():
                 raise
-            arena = self._place.make(num_blocks, layout.block_bytes)
+            arena = self._place.make(sizes)
         if arena.kind is ArenaKind.CUDA_IPC:
             self.succession.forgo()
             return self._install(arena, layout, None)
         identity = JournalIdentity(
-            num_blocks,
+            sizes.num_blocks,
             layout.block_tokens,
-            layout.block_bytes,
+            sizes.block_bytes,
             layout.fingerprint(),
             arena.nonce,
             boot_id(),
             arena.device_uuid,
+            sizes.num_window_blocks,
+            sizes.window_block_bytes,
         )
         return self._install(arena, layout, self.succession.create(identity))
 
@@ -212,5 +214,6 @@ class PoolOwner(PoolHeir):
             num_blocks=arena.num_blocks,
             block_bytes=layout.block_bytes,
             block_tokens=layout.block_tokens,
+            window_blocks=arena.sizes.num_window_blocks,
         )
         return manager

@@ -34,13 +34,13 @@ class PoolSize:
 
     def blocks_for(self, layout: KvLayout) -> int:
         """Usable blocks under `layout`. Raises FailedPrecondition where they are too few or too many."""
-        count = self.num_blocks if self.num_blocks is not None else self.num_bytes // layout.block_bytes
+        count = self.num_blocks if self.num_blocks is not None else layout.blocks_in(self.num_bytes)
         if not MIN_POOL_BLOCKS <= count <= MAX_BLOCKS:
             raise FailedPrecondition(
-                f"the pool would have {count} blocks of {layout.block_bytes} bytes; "
+                f"the pool would have {count} blocks of {round(layout.bytes_per_block)} bytes; "
                 f"allowed are {MIN_POOL_BLOCKS}..{MAX_BLOCKS} blocks",
                 reason="POOL_SIZE",
-                metadata={"num_blocks": str(count), "block_bytes": str(layout.block_bytes)},
+                metadata={"num_blocks": str(count), "block_bytes": str(round(layout.bytes_per_block))},
             )
         return count
 

@@ -32,6 +32,7 @@ def layout_of(message: common_pb2.KvLayout) -> KvLayout:
             quantization=message.quantization,
             version=message.version,
             window_tokens=message.window_tokens,
+            window_layers=tuple(message.window_layers),
         )
     except ValueError as error:
         raise InvalidArgument("attach.layout", str(error)) from None

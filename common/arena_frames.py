@@ -1,7 +1,7 @@
 """The frames of the arena socket: fixed size, typed, little-endian. Pure.
 
 A request of 28 bytes (magic, version, token) asks for the memory; with another magic it hands the memory back, and then
-carries the fd, or says that the nonce was written, and then carries a proof in the token's place. A reply of 112 bytes
+carries the fd, or says that the nonce was written, and then carries a proof in the token's place. A reply of 128 bytes
 says status, kind of memory, sizes, layout fingerprint, nonce and GPU. Invariant: nothing of a frame is believed before
 magic, version and length are right. Used by the clients (`arena_wire.py`) and by the daemon's hand-off.
 """
@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from common.arena_sizes import ArenaSizes
 from common.devices import NO_DEVICE, UUID_BYTES
 from common.layout import NONCE_BYTES
 
-PROTOCOL_VERSION: Final = 3  # of these frames and of CacheService: grows with what the other side would misread
+PROTOCOL_VERSION: Final = 4  # of these frames and of CacheService: grows with what the other side would misread
 ARENA_TOKEN_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 16
 
 _REQUEST: Final = struct.Struct("<8sI16s")
-_REPLY: Final = struct.Struct(f"<8sIIIIQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{UUID_BYTES}s")
+_REPLY: Final = struct.Struct(f"<8sIIIIQQQQQ{FINGERPRINT_BYTES}s{NONCE_BYTES}s{UUID_BYTES}s")
 _REQUEST_MAGIC: Final = b"TSRARQ\x00\x01"
 _RETURN_MAGIC: Final = b"TSRART\x00\x01"
 _WRITTEN_MAGIC: Final = b"TSRARW\x00\x01"
@@ -58,7 +59,7 @@ class ArenaKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArenaInfo:
-    """What comes with the fd. Sizes in bytes; `num_blocks` does not count the null block.
+    """What comes with the fd. Sizes in bytes; `num_blocks` and `num_window_blocks` do not count the null ones.
 
     memory_bytes:  all of the memory behind the fd; a GPU's is rounded up to its granularity
     device_uuid:   of the GPU; zeros where the memory is the host's
@@ -74,6 +75,13 @@ class ArenaInfo:
     memory_bytes: int = 0
     device_uuid: bytes = NO_DEVICE
     nonce_wanted: bool = False
+    num_window_blocks: int = 0
+    window_block_bytes: int = 0
+
+    @property
+    def sizes(self) -> ArenaSizes:
+        """Of the arena."""
+        return ArenaSizes(self.num_blocks, self.block_bytes, self.num_window_blocks, self.window_block_bytes)
 
 
 _NO_INFO: Final = ArenaInfo(0, 0, 0, bytes(FINGERPRINT_BYTES), bytes(NONCE_BYTES))
@@ -131,6 +139,8 @@ def encode_reply(status: ArenaStatus, info: ArenaInfo | None = None) -> bytes:
         int(it.kind) | it.nonce_wanted << 8,
         it.num_blocks,
         it.block_bytes,
+        it.num_window_blocks,
+        it.window_block_bytes,
         it.arena_bytes,
         it.memory_bytes or it.arena_bytes,
         it.layout_fingerprint,
@@ -152,7 +162,7 @@ def decode_reply(frame: bytes) -> tuple[ArenaStatus, ArenaInfo]:
         raise FrameError(f"the status of the reply is {status}")
     if kind & 0xFF not in ArenaKind.__members__.values() or kind >> 9:
         raise FrameError(f"the kind of memory of the reply is {kind}")
-    block_bytes, arena_bytes, memory_bytes = sizes
+    block_bytes, num_window_blocks, window_block_bytes, arena_bytes, memory_bytes = sizes
     return ArenaStatus(status), ArenaInfo(
         num_blocks,
         block_bytes,
@@ -163,4 +173,6 @@ def decode_reply(frame: bytes) -> tuple[ArenaStatus, ArenaInfo]:
         memory_bytes,
         uuid,
         bool(kind >> 8),
+        num_window_blocks,
+        window_block_bytes,
     )

@@ -144,7 +144,7 @@ def _checked_reply(frame: bytes, fds: list[int]) -> ArenaInfo:
 
 
 def _check_memory(fd: int, info: ArenaInfo) -> None:
-    wanted = (info.num_blocks + 1) * info.block_bytes
+    wanted = info.sizes.arena_bytes
     if info.num_blocks < 1 or info.arena_bytes != wanted or info.memory_bytes < wanted:
         raise _wrong_size(info, info.memory_bytes)
     if info.kind is ArenaKind.CUDA:  # an fd of the driver's, which tells its size to the driver alone
@@ -161,9 +161,9 @@ def _check_memory(fd: int, info: ArenaInfo) -> None:
 
 
 def _wrong_size(info: ArenaInfo, actual: int) -> FailedPrecondition:
-    wanted = (info.num_blocks + 1) * info.block_bytes
+    sizes = info.sizes
     return FailedPrecondition(
-        f"the arena has {actual} bytes; {info.num_blocks} + 1 blocks of {info.block_bytes} bytes need {wanted}",
+        f"the arena has {actual} bytes; {sizes} need {sizes.arena_bytes}",
         reason="ARENA_SIZE",
     )
 

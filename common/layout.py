@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from common.arena_sizes import ArenaSizes
+
 LAYOUT_VERSION: Final = 1
 NULL_BLOCK: Final = 0
 NONCE_BYTES: Final = 32
@@ -27,7 +29,6 @@ MAX_BLOCK_TOKENS: Final = 256
 MAX_WINDOW_TOKENS: Final = 1 << 30
 MAX_LAYERS: Final = 1024
 WINDOW_SHARE: Final = 3  # one window block for so many blocks, where that is enough for two sequences
-WINDOW_ALIGNMENT: Final = 4096  # bytes: where the window blocks begin
 
 
 class KvDtype(StrEnum):
@@ -169,9 +170,27 @@ class KvLayout:
             return 0
         return min(num_blocks, max(-(-num_blocks // WINDOW_SHARE), 2 * self.window_reach))
 
+    def sizes(self, num_blocks: int) -> ArenaSizes:
+        """Of an arena with `num_blocks` usable blocks."""
+        if not self.grouped:
+            return ArenaSizes(num_blocks, self.block_bytes)
+        window_blocks = self.num_window_blocks(num_blocks)
+        return ArenaSizes(num_blocks, self.block_bytes, window_blocks, self.window_group.block_bytes)
+
     def window_offset(self, num_blocks: int) -> int:
         """Bytes from the start of an arena to its window blocks, the null one first."""
-        return -(-(num_blocks + 1) * self.block_bytes // WINDOW_ALIGNMENT) * WINDOW_ALIGNMENT
+        return self.sizes(num_blocks).window_offset
+
+    def blocks_in(self, num_bytes: int) -> int:
+        """The most usable blocks that lie, with their window blocks, in so many bytes; the null ones come on top."""
+        if not self.grouped:
+            return num_bytes // self.block_bytes
+        window_bytes, low, high = self.window_group.block_bytes, 0, num_bytes // self.block_bytes
+        while low < high:
+            count = (low + high + 1) // 2
+            fits = count * self.block_bytes + self.num_window_blocks(count) * window_bytes <= num_bytes
+            low, high = (count, high) if fits else (low, count - 1)
+        return low
 
     @property
     def bytes_per_block(self) -> float:
@@ -232,10 +251,7 @@ class KvLayout:
 
     def arena_bytes(self, num_blocks: int) -> int:
         """Bytes of an arena with `num_blocks` usable blocks, and its window blocks; the null ones come on top."""
-        if not self.grouped:
-            return (num_blocks + 1) * self.block_bytes
-        windows = (self.num_window_blocks(num_blocks) + 1) * self.window_group.block_bytes
-        return self.window_offset(num_blocks) + windows
+        return self.sizes(num_blocks).arena_bytes
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

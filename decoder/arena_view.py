@@ -1,8 +1,8 @@
-"""The arena as the decoder sees it: the daemon's memory, mapped once, as one array without a copy.
+"""The arena as the decoder sees it: the daemon's memory, mapped once, as an array without a copy, or with groups two.
 
 Invariant: an array comes out of here only if its layout, size, place and nonce are the daemon's, the nonce read back
-through the mapping itself. The memory lives as long as the array; the fd is kept for a daemon that has lost the memory
-and wants it back. Called by the cache client at each attach; it never allocates KV memory and never resizes it.
+through the mapping itself. The memory lives as long as an array of it; the fd is kept for a daemon that has lost the
+memory and wants it back. Called by the cache client at each attach; it never allocates KV memory and never resizes it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.arena_frames import ArenaInfo, ArenaKind
+from common.arena_sizes import ArenaSizes
 from common.arena_wire import confirm_written, fetch_arena, return_arena
 from common.cuda_driver import CudaError, Gpu
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
@@ -24,12 +26,13 @@ from common.layout import NONCE_BYTES, KvLayout
 from decoder.cache_api import Arena
 from decoder.cuda_arena import Wrap, arena_tensor, check_device, map_cuda, wrap_tensor
 from decoder.cuda_mapping import CudaMapping
+from decoder.grouped_arena import GroupedArena
 
 
 @dataclass(slots=True, eq=False)
 class MappedArena:
     """`array` is [num_blocks + 1, ...] as `KvLayout.array_type` and `array_shape` say; block 0 is the null block.
-    In GPU memory it is a torch tensor of the layout's own type."""
+    In GPU memory it is a torch tensor of the layout's own type. With groups it is a GroupedArena of two such ones."""
 
     array: Any
     _fd: int
@@ -39,7 +42,8 @@ class MappedArena:
     def read_nonce(self) -> bytes:
         """The nonce, as it stands in the memory now. Raises FailedPrecondition where GPU memory cannot be read."""
         if self._mapping is None:
-            return bytes(self.array[0].reshape(-1).view(np.uint8)[:NONCE_BYTES])
+            blocks = self.array.blocks if isinstance(self.array, GroupedArena) else self.array
+            return bytes(blocks[0].reshape(-1).view(np.uint8)[:NONCE_BYTES])
         try:
             return self._mapping.read(NONCE_BYTES)
         except CudaError as error:
@@ -67,7 +71,7 @@ def map_arena(
         _check_info(info, layout, num_blocks)
         check_device(info, gpu)
         if gpu is None:
-            mapped.array = _mapped(fd, info, layout, num_blocks)
+            mapped.array = _mapped(fd, info, layout)
             return mapped
         mapping = map_cuda(fd, info, gpu)
         mapped.array, mapped._mapping = arena_tensor(mapping, layout, num_blocks, wrap), mapping
@@ -84,22 +88,29 @@ def map_arena(
     return mapped
 
 
-def _mapped(fd: int, info: ArenaInfo, layout: KvLayout, num_blocks: int) -> Arena:
+def _mapped(fd: int, info: ArenaInfo, layout: KvLayout) -> Arena:
     try:
         memory = mmap.mmap(fd, info.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError) as error:
         raise FailedPrecondition("the arena cannot be mapped", reason="ARENA_MAP") from error
     if not hmac.compare_digest(memory[:NONCE_BYTES], info.nonce):
         raise FailedPrecondition("the mapped memory is not the daemon's arena: its nonce differs", reason="ARENA_NONCE")
-    return np.frombuffer(memory, layout.array_type).reshape(num_blocks + 1, *layout.array_shape)
+    return _arrays(np.frombuffer(memory, np.uint8), layout, info.sizes)
+
+
+def _arrays(memory: NDArray[np.uint8], layout: KvLayout, sizes: ArenaSizes) -> Arena:
+    """The blocks and the window blocks of an arena in `memory` (u8, its bytes)."""
+    blocks = memory[: sizes.blocks_bytes].view(layout.array_type)
+    array = blocks.reshape(sizes.num_blocks + 1, *layout.array_shape)
+    if not layout.grouped:
+        return array
+    windows = memory[sizes.window_offset : sizes.arena_bytes].view(layout.array_type)
+    return GroupedArena.over(array, windows.reshape(sizes.num_window_blocks + 1, *layout.window_group.array_shape))
 
 
 def _check_info(info: ArenaInfo, layout: KvLayout, num_blocks: int) -> None:
     if info.layout_fingerprint != layout.fingerprint():
         raise FailedPrecondition("the arena has another KV layout than this decoder", reason="LAYOUT_MISMATCH")
-    if info.num_blocks != num_blocks or info.block_bytes != layout.block_bytes:
-        raise FailedPrecondition(
-            f"the arena has {info.num_blocks} blocks of {info.block_bytes} bytes; "
-            f"expected are {num_blocks} of {layout.block_bytes}",
-            reason="ARENA_SIZE",
-        )
+    wanted = layout.sizes(num_blocks)
+    if info.sizes != wanted:
+        raise FailedPrecondition(f"the arena has {info.sizes}; expected are {wanted}", reason="ARENA_SIZE")

@@ -29,6 +29,7 @@ from common.logs import get_logger
 from common.rpc import open_channel
 from decoder.arena_view import MappedArena, map_arena
 from decoder.cache_api import Attached, Away, Command, Event, Lost
+from decoder.cache_messages import window_events
 from decoder.holdings import Holdings
 from decoder.lease_clock import LeaseClock
 from decoder.resume_messages import SessionProof, resume_message, resumed_event
@@ -210,10 +211,11 @@ class GrpcCacheClient:
         answer = response.attach
         if not answer.resumed:
             raise Refused(FailedPrecondition("the cache manager did not resume the session", reason="NOT_RESUMED"))
-        event = resumed_event(answer, response.revision, holdings)
+        events = [*window_events(response), resumed_event(answer, response.revision, holdings)]
         self._clock.start(sent, answer.lease_seconds, answer.grace_seconds)
         self._proof = SessionProof(answer.session_id, response.epoch, answer.resume_token, proof.memory)
-        self._post(event)
+        for event in events:
+            self._post(event)
         return answer.session_id
 
     async def _ask_holdings(self, session: int) -> Holdings:

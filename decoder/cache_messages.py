@@ -39,6 +39,7 @@ from decoder.cache_api import (
     Reported,
     Scrub,
     SequenceReport,
+    WindowBlocksNamed,
 )
 from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, SequenceId
 from tessera.cache.v1 import cache_pb2
@@ -79,6 +80,7 @@ def layout_message(layout: KvLayout) -> common_pb2.KvLayout:
         quantization=layout.quantization,
         version=layout.version,
         window_tokens=layout.window_tokens,
+        window_layers=layout.window_layers,
     )
 
 
@@ -141,12 +143,12 @@ def scope_message(scope: ScopePrefix | None) -> common_pb2.ScopePrefix | None:
 def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> list[Event]:
     """The events of a response; `pending` is the command that it answers, None for a push.
 
-    Raises Internal where the answer is of another kind than the command.
+    Raises Internal where the answer is of another kind than the command, or names half a pair.
     """
     result = response.WhichOneof("result")
-    events: list[Event] = []
-    if response.scrub:
-        events.append(Scrub(_blocks(response.scrub)))
+    events: list[Event] = window_events(response)
+    if response.scrub or response.window_scrub:
+        events.append(Scrub(_blocks(response.scrub), _blocks(response.window_scrub)))
     if pending is not None and pending.kind is Report and result == "report":
         return [*events, _reported(response, pending)]
     if response.credit:
@@ -179,6 +181,16 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
     else:
         raise Internal("the cache manager's answer is of another kind than the operation", reason="ANSWER_KIND")
     return events
+
+
+def window_events(response: cache_pb2.SessionResponse) -> list[Event]:
+    """What a response says of window blocks, to be heard before the rest. Raises Internal on half a pair."""
+    if not response.window_blocks:
+        return []
+    numbers = _blocks(response.window_blocks)
+    if len(numbers) % 2:
+        raise Internal("the cache manager's answer names half a pair of blocks", reason="ANSWER_KIND")
+    return [WindowBlocksNamed(numbers.reshape(-1, 2))]
 
 
 def failure_error(failure: cache_pb2.Failure) -> TesseraError:

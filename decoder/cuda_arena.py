@@ -19,6 +19,7 @@ from common.devices import gpu_name
 from common.errors import FailedPrecondition
 from common.layout import NONCE_BYTES, KvDtype, KvLayout
 from decoder.cuda_mapping import CudaMapping, map_fd, open_ipc
+from decoder.grouped_arena import GroupedArena
 
 _TORCH_TYPES = {
     KvDtype.FLOAT32: torch.float32,
@@ -72,11 +73,19 @@ def map_cuda(fd: int, info: ArenaInfo, gpu: Gpu, *, writable: bool = True) -> Cu
     return mapping
 
 
-def arena_tensor(mapping: CudaMapping, layout: KvLayout, num_blocks: int, wrap: Wrap = wrap_tensor) -> torch.Tensor:
-    """[num_blocks + 1, ...] over the mapping, as `KvLayout.array_shape` has it: the layout's type, or bytes."""
-    used = wrap(mapping)[: layout.arena_bytes(num_blocks)]
+def arena_tensor(mapping: CudaMapping, layout: KvLayout, num_blocks: int, wrap: Wrap = wrap_tensor) -> Any:
+    """[num_blocks + 1, ...] over the mapping, as `KvLayout.array_shape` has it: the layout's type, or bytes. With
+    groups a GroupedArena, its window blocks as those of `KvLayout.window_group`."""
+    sizes, memory = layout.sizes(num_blocks), wrap(mapping)
+    blocks = _shaped(memory[: sizes.blocks_bytes], layout)
+    if not layout.grouped:
+        return blocks
+    return GroupedArena.over(blocks, _shaped(memory[sizes.window_offset : sizes.arena_bytes], layout.window_group))
+
+
+def _shaped(memory: torch.Tensor, layout: KvLayout) -> torch.Tensor:
     dtype = torch.uint8 if layout.quantized else _TORCH_TYPES[layout.dtype]
-    shaped: Any = used.view(dtype).view(num_blocks + 1, *layout.array_shape)
+    shaped: Any = memory.view(dtype).view(-1, *layout.array_shape)
     tensor: torch.Tensor = shaped
     return tensor
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from common.tokens import pack_tokens
 from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix, Sequence
 
@@ -34,11 +36,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All sequences that hold blocks, and the credit that is in no table. `number` is that of the `Away` it answers."""
+    """All sequences that hold blocks, and the credit that is in no table. `number` is that of the `Away` it answers.
+
+    window_blocks: int32 [n, 2], pairs (block, its window block) of the credit, of the sources and targets of copies and
+                   of what the window of each table has not passed; none without groups of layers
+    """
 
     sequences: tuple[Held, ...]
     credit: IntArray = field(repr=False)
     number: int = 0
+    window_blocks: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int32), repr=False)
 
 
 def held_of(sequence: Sequence, lease: LeaseId) -> Held:

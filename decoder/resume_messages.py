@@ -40,6 +40,7 @@ def resume_message(proof: SessionProof, holdings: Holdings, key: common_pb2.Cach
         arena_nonce=proof.memory.read_nonce(),
         sequences=[_held_message(held, key) for held in holdings.sequences],
         credit_blocks=pack_tokens(holdings.credit),
+        window_blocks=pack_tokens(holdings.window_blocks.reshape(-1)),
     )
 
 

@@ -12,17 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cachemgr.arena.base import Arena, check_sizes
 from common.arena_frames import ArenaKind
+from common.arena_sizes import ArenaSizes
 from common.cuda_driver import CudaError, Gpu
 from common.errors import FailedPrecondition
 
 
 class CudaArena(Arena):
-    """(num_blocks + 1) * block_bytes bytes of the GPU's memory, rounded up to its granularity.
+    """`sizes.arena_bytes` bytes of the GPU's memory, rounded up to its granularity.
 
     Raises ValueError on an impossible size, FailedPrecondition where the device cannot export its memory, CudaError
     where the driver refuses a call; nothing is left allocated then.
@@ -30,22 +28,22 @@ class CudaArena(Arena):
 
     kind = ArenaKind.CUDA
 
-    def __init__(self, gpu: Gpu, *, num_blocks: int, block_bytes: int, nonce: bytes) -> None:
-        check_sizes(num_blocks, block_bytes, nonce)
-        self.num_blocks, self.block_bytes, self.nonce = num_blocks, block_bytes, nonce
+    def __init__(self, gpu: Gpu, sizes: ArenaSizes, *, nonce: bytes) -> None:
+        check_sizes(sizes, nonce)
+        self.sizes, self.nonce = sizes, nonce
         self.device_uuid = gpu.uuid
         self.nonce_written = False
         self._fd, self._memory_bytes = export_fresh(gpu, self.arena_bytes)
 
     @classmethod
-    def adopt(cls, gpu: Gpu, fd: int, *, num_blocks: int, block_bytes: int, nonce: bytes) -> CudaArena:
+    def adopt(cls, gpu: Gpu, fd: int, sizes: ArenaSizes, *, nonce: bytes) -> CudaArena:
         """The arena behind an fd that a peer has handed back; `fd` is ours to close from now on, whatever happens.
 
         Raises ValueError where the driver knows it for no memory that can be imported. That it is the very memory, the
         nonce says: to the decoder that handed it back, and to each one that maps it from now on.
         """
         arena = cls.__new__(cls)
-        arena.num_blocks, arena.block_bytes, arena.nonce, arena._fd = num_blocks, block_bytes, nonce, fd
+        arena.sizes, arena.nonce, arena._fd = sizes, nonce, fd
         arena.device_uuid, arena.nonce_written = gpu.uuid, True
         try:
             arena._memory_bytes = gpu.rounded(arena.arena_bytes)
@@ -64,7 +62,7 @@ class CudaArena(Arena):
             raise ValueError("the arena is closed")
         return self._fd
 
-    def poison(self, blocks: NDArray[np.signedinteger]) -> None:
+    def _fill(self, offset: int, num_bytes: int) -> None:
         raise ValueError("the cache manager cannot write GPU memory: there is no poison_on_free with --device cuda")
 
     def close(self) -> None:

@@ -11,11 +11,9 @@ import contextlib
 import fcntl
 import os
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cachemgr.arena.base import Arena, check_sizes
 from common.arena_frames import ArenaKind
+from common.arena_sizes import ArenaSizes
 from common.cuda_driver import CudaError, Gpu
 from common.logs import get_logger
 
@@ -23,7 +21,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 class CudaIpcArena(Arena):
-    """(num_blocks + 1) * block_bytes bytes of the GPU's memory, its nonce written.
+    """`sizes.arena_bytes` bytes of the GPU's memory, its nonce written.
 
     Raises ValueError on an impossible size, CudaError where the driver refuses a call, OSError where the system refuses
     the memory file; nothing is left allocated then.
@@ -31,9 +29,9 @@ class CudaIpcArena(Arena):
 
     kind = ArenaKind.CUDA_IPC
 
-    def __init__(self, gpu: Gpu, *, num_blocks: int, block_bytes: int, nonce: bytes) -> None:
-        check_sizes(num_blocks, block_bytes, nonce)
-        self.num_blocks, self.block_bytes, self.nonce = num_blocks, block_bytes, nonce
+    def __init__(self, gpu: Gpu, sizes: ArenaSizes, *, nonce: bytes) -> None:
+        check_sizes(sizes, nonce)
+        self.sizes, self.nonce = sizes, nonce
         self.device_uuid = gpu.uuid
         self._gpu = gpu
         self._address = 0
@@ -54,13 +52,9 @@ class CudaIpcArena(Arena):
             raise ValueError("the arena is closed")
         return self._fd
 
-    def poison(self, blocks: NDArray[np.signedinteger]) -> None:
-        """All bits set is a NaN in every element type."""
+    def _fill(self, offset: int, num_bytes: int) -> None:
         self._gpu.driver.use_device(self._gpu.ordinal)
-        for block in blocks.tolist():
-            if not 1 <= block <= self.num_blocks:
-                raise ValueError(f"block {block} is not in 1..{self.num_blocks}")
-            self._gpu.driver.fill(self._address + block * self.block_bytes, self.block_bytes, 0xFF)
+        self._gpu.driver.fill(self._address + offset, num_bytes, 0xFF)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

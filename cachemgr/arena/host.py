@@ -12,27 +12,23 @@ import hmac
 import os
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cachemgr.arena.base import Arena, check_sizes
+from common.arena_sizes import ArenaSizes
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POISON_CHUNK_BYTES: Final = 1 << 20
 
 
 class HostArena(Arena):
-    """A sealed, sparse memfd of (num_blocks + 1) * block_bytes bytes.
+    """A sealed, sparse memfd of `sizes.arena_bytes` bytes.
 
     `nonce` is NONCE_BYTES random bytes that the caller draws. Raises ValueError on an impossible size, OSError where
     the system refuses the memory file.
     """
 
-    def __init__(self, *, num_blocks: int, block_bytes: int, nonce: bytes) -> None:
-        check_sizes(num_blocks, block_bytes, nonce)
-        self.num_blocks = num_blocks
-        self.block_bytes = block_bytes
-        self.nonce = nonce
+    def __init__(self, sizes: ArenaSizes, *, nonce: bytes) -> None:
+        check_sizes(sizes, nonce)
+        self.sizes, self.nonce = sizes, nonce
         self._fd = os.memfd_create("tessera-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, self.arena_bytes)
@@ -43,13 +39,13 @@ class HostArena(Arena):
             raise
 
     @classmethod
-    def adopt(cls, fd: int, *, num_blocks: int, block_bytes: int, nonce: bytes) -> HostArena:
+    def adopt(cls, fd: int, sizes: ArenaSizes, *, nonce: bytes) -> HostArena:
         """The arena behind an fd that a peer has handed back; `fd` is ours to close from now on, whatever happens.
 
         Raises ValueError where it is not writable, not sealed, of another size or with another nonce than these.
         """
         arena = cls.__new__(cls)
-        arena.num_blocks, arena.block_bytes, arena.nonce, arena._fd = num_blocks, block_bytes, nonce, fd
+        arena.sizes, arena.nonce, arena._fd = sizes, nonce, fd
         try:
             wrong = _what_differs(fd, arena.arena_bytes, nonce)
         except OSError as error:
@@ -64,19 +60,13 @@ class HostArena(Arena):
             raise ValueError("the arena is closed")
         return self._fd
 
-    def poison(self, blocks: NDArray[np.signedinteger]) -> None:
-        """All bits set is a NaN in float32, bfloat16 and float16 alike."""
-        fd = self.fileno()
-        pattern = b"\xff" * min(self.block_bytes, _POISON_CHUNK_BYTES)
-        for block in blocks.tolist():
-            if not 1 <= block <= self.num_blocks:
-                raise ValueError(f"block {block} is not in 1..{self.num_blocks}")
-            offset = block * self.block_bytes
-            end = offset + self.block_bytes
-            while offset < end:
-                part = pattern[: end - offset]
-                _write_all(fd, part, offset)
-                offset += len(part)
+    def _fill(self, offset: int, num_bytes: int) -> None:
+        fd, end = self.fileno(), offset + num_bytes
+        pattern = b"\xff" * min(num_bytes, _POISON_CHUNK_BYTES)
+        while offset < end:
+            part = pattern[: end - offset]
+            _write_all(fd, part, offset)
+            offset += len(part)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

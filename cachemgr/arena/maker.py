@@ -17,6 +17,7 @@ from cachemgr.arena.cuda import CudaArena
 from cachemgr.arena.cuda_ipc import CudaIpcArena
 from cachemgr.arena.host import HostArena
 from cachemgr.journal_format import JournalIdentity
+from common.arena_sizes import ArenaSizes
 from common.config import Options
 from common.cuda_checks import report_surroundings
 from common.cuda_driver import CudaError, Gpu, LoadDriver, load_bindings, open_gpu
@@ -33,27 +34,25 @@ class ArenaPlace:
     gpu: Gpu | None = None
     ipc: bool = False
 
-    def make(self, num_blocks: int, block_bytes: int) -> Arena:
+    def make(self, sizes: ArenaSizes) -> Arena:
         """Fresh memory with a nonce of its own. Raises ResourceExhausted where the machine has less, or where the
         system or the driver refuses it."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        if self.gpu is None and (num_blocks + 1) * block_bytes > machine_bytes():
+        nonce, needed = secrets.token_bytes(NONCE_BYTES), sizes.arena_bytes
+        if self.gpu is None and needed > machine_bytes():
             # The memory file would be sparse: nothing but the books' size would say so before it is full.
             raise ResourceExhausted(
-                f"a pool of {num_blocks} blocks takes {(num_blocks + 1) * block_bytes} bytes; this machine has "
-                f"{machine_bytes()}",
+                f"a pool of {sizes.num_blocks} blocks takes {needed} bytes; this machine has {machine_bytes()}",
                 subject="arena_bytes",
-                needed=(num_blocks + 1) * block_bytes,
+                needed=needed,
                 usable=machine_bytes(),
                 reason="NO_MEMORY",
             )
         try:
             if self.gpu is None:
-                return HostArena(num_blocks=num_blocks, block_bytes=block_bytes, nonce=nonce)
+                return HostArena(sizes, nonce=nonce)
             kind = CudaIpcArena if self.ipc else CudaArena
-            return kind(self.gpu, num_blocks=num_blocks, block_bytes=block_bytes, nonce=nonce)
+            return kind(self.gpu, sizes, nonce=nonce)
         except (OSError, CudaError) as error:
-            needed = (num_blocks + 1) * block_bytes
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise ResourceExhausted(
                 f"the system refuses an arena of {needed} bytes: {cause}",
@@ -68,13 +67,12 @@ class ArenaPlace:
 
         Raises ValueError where it is not that memory, or does not lie where this daemon's options say.
         """
-        blocks, size, nonce = identity.num_blocks, identity.block_bytes, identity.nonce
         if identity.device_uuid != (NO_DEVICE if self.gpu is None else self.gpu.uuid):
             os.close(fd)
             raise ValueError("the memory that was handed back is not the arena: it lies on another device")
         if self.gpu is None:
-            return HostArena.adopt(fd, num_blocks=blocks, block_bytes=size, nonce=nonce)
-        return CudaArena.adopt(self.gpu, fd, num_blocks=blocks, block_bytes=size, nonce=nonce)
+            return HostArena.adopt(fd, identity.sizes, nonce=identity.nonce)
+        return CudaArena.adopt(self.gpu, fd, identity.sizes, nonce=identity.nonce)
 
 
 HOST_MEMORY: Final = ArenaPlace()

@@ -18,6 +18,7 @@ from cachemgr.arena.cuda_ipc import CudaIpcArena
 from cachemgr.arena.maker import HOST_MEMORY, ArenaPlace, open_place
 from cachemgr.journal_format import JournalIdentity
 from common.arena_frames import ArenaKind
+from common.arena_sizes import ArenaSizes
 from common.config import Options
 from common.cuda_checks import surroundings
 from common.cuda_driver import CudaError, Gpu, open_gpu
@@ -26,11 +27,11 @@ from common.faults import Faults
 from tests.cuda_recorder import GRANULARITY, OTHER_UUID, UUID, Recorder, gpu_of
 
 NONCE = bytes(range(32))
-SIZES = {"num_blocks": 3, "block_bytes": 1 << 20}
+SIZES = ArenaSizes(3, 1 << 20)
 
 
 def make(kind: type[CudaArena] | type[CudaIpcArena], recorder: Recorder) -> Arena:
-    return kind(gpu_of(recorder), **SIZES, nonce=NONCE)
+    return kind(gpu_of(recorder), SIZES, nonce=NONCE)
 
 
 def open_fds() -> int:
@@ -50,7 +51,7 @@ def test_memory_is_exportable_rounded_up_and_kept_by_its_fd_alone() -> None:
     ]
     assert recorder.context is None and recorder.leaks() == {}
     assert (arena.arena_bytes, arena.memory_bytes) == (4 << 20, 4 << 20)
-    odd = CudaArena(gpu_of(recorder), num_blocks=3, block_bytes=1000, nonce=NONCE)
+    odd = CudaArena(gpu_of(recorder), ArenaSizes(3, 1000), nonce=NONCE)
     assert (odd.arena_bytes, odd.memory_bytes) == (4000, GRANULARITY)
     assert not os.get_inheritable(arena.fileno())
     info = arena.info(b"f" * 16)
@@ -94,9 +95,15 @@ def test_a_device_that_cannot_export_is_refused_before_anything_is_made() -> Non
 def test_impossible_sizes_are_refused_by_name(kind: type[CudaArena] | type[CudaIpcArena]) -> None:
     """Before any call."""
     recorder = Recorder()
-    for sizes in ({"num_blocks": 0}, {"block_bytes": 16}, {"nonce": b"short"}):
-        with pytest.raises(ValueError, match=next(iter(sizes))):
-            kind(gpu_of(recorder), **{**SIZES, "nonce": NONCE, **sizes})
+    cases = [
+        (ArenaSizes(0, 1 << 20), NONCE, "num_blocks"),
+        (ArenaSizes(3, 16), NONCE, "block_bytes"),
+        (ArenaSizes(3, 1 << 20, 2, 0), NONCE, "num_window_blocks"),
+        (SIZES, b"short", "nonce"),
+    ]
+    for sizes, nonce, named in cases:
+        with pytest.raises(ValueError, match=named):
+            kind(gpu_of(recorder), sizes, nonce=nonce)
     assert recorder.calls == []
 
 
@@ -117,6 +124,8 @@ def test_the_older_handle_is_in_a_sealed_file_and_nowhere_else(capsys: pytest.Ca
     assert recorder.read(address + (3 << 20), 4) == bytes(4)
     with pytest.raises(ValueError, match=r"not in 1\.\.3"):
         arena.poison(np.array([0], np.int32))
+    with pytest.raises(ValueError, match=r"window block 1 is not in 1\.\.0"):
+        arena.poison_windows(np.array([1], np.int32))
     arena.close()
     arena.close()
     assert recorder.leaks() == {} and open_fds() == before
@@ -158,7 +167,7 @@ def test_what_is_no_memory_of_this_place_is_not_adopted() -> None:
 def test_a_refusal_of_the_driver_reaches_the_decoder_by_name() -> None:
     """Out of memory is RESOURCE_EXHAUSTED with the bytes that were needed."""
     with pytest.raises(ResourceExhausted, match=r"4194304 bytes: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
-        ArenaPlace(gpu_of(Recorder(fail_call=3, fail_with="CUDA_ERROR_OUT_OF_MEMORY"))).make(3, 1 << 20)
+        ArenaPlace(gpu_of(Recorder(fail_call=3, fail_with="CUDA_ERROR_OUT_OF_MEMORY"))).make(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -224,3 +233,27 @@ def test_a_gpu_shows_nothing_of_its_driver() -> None:
     recorder = Recorder()
     recorder.create(0, GRANULARITY)
     assert repr(Gpu(recorder, 0, UUID)) == f"Gpu(ordinal=0, uuid={UUID!r})"
+
+
+@pytest.mark.parametrize("kind", [CudaArena, CudaIpcArena])
+def test_window_blocks_lie_behind_the_blocks(kind: type[CudaArena] | type[CudaIpcArena]) -> None:
+    """The memory has room for both pools and both null blocks, and the reply says how they are divided."""
+    recorder, sizes = Recorder(), ArenaSizes(3, 1000, 2, 500)
+    arena = kind(gpu_of(recorder), sizes, nonce=NONCE)
+    assert arena.arena_bytes == 4096 + 3 * 500 and arena.memory_bytes >= arena.arena_bytes
+    assert arena.info(b"f" * 16).sizes == sizes
+    if kind is CudaIpcArena:
+        arena.poison_windows(np.array([2], np.int32))
+        assert recorder.read(next(iter(recorder._allocated)) + 4096, 1500) == bytes(1000) + b"\xff" * 500
+    arena.close()
+
+
+def test_memory_with_window_blocks_comes_back_in_its_full_size() -> None:
+    """The identity of a journal says how large both pools are."""
+    recorder = Recorder()
+    arena = CudaArena(gpu_of(recorder), ArenaSizes(3, 1 << 20, 2, 1 << 20), nonce=NONCE)
+    wanted = identity(num_window_blocks=2, window_block_bytes=1 << 20)
+    twin = ArenaPlace(gpu_of(recorder)).adopt(os.dup(arena.fileno()), wanted)
+    assert twin.sizes == arena.sizes and twin.memory_bytes == 8 << 20
+    twin.close()
+    arena.close()

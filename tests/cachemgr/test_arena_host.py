@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from cachemgr.arena.host import HostArena
+from common.arena_sizes import ArenaSizes
 
 NONCE = bytes(range(32))
 
 
 @pytest.fixture
 def arena():
-    made = HostArena(num_blocks=4, block_bytes=256, nonce=NONCE)
+    made = HostArena(ArenaSizes(4, 256), nonce=NONCE)
     yield made
     made.close()
 
@@ -37,7 +38,7 @@ def test_file_can_be_written_but_neither_grow_nor_shrink_nor_be_unsealed(arena):
 
 def test_memory_is_taken_only_when_written():
     """A pool far larger than the machine's memory costs nothing until it is used."""
-    arena = HostArena(num_blocks=1 << 20, block_bytes=1 << 20, nonce=NONCE)
+    arena = HostArena(ArenaSizes(1 << 20, 1 << 20), nonce=NONCE)
     try:
         assert os.fstat(arena.fileno()).st_blocks * 512 <= 1 << 16
     finally:
@@ -71,7 +72,7 @@ def test_poison_refuses_the_null_block_and_blocks_beyond(arena, block):
 def test_impossible_sizes_are_refused_by_name(num_blocks, block_bytes, nonce):
     """A wrong size or nonce raises ValueError before any memory is made."""
     with pytest.raises(ValueError, match=r"num_blocks|block_bytes|nonce"):
-        HostArena(num_blocks=num_blocks, block_bytes=block_bytes, nonce=nonce)
+        HostArena(ArenaSizes(num_blocks, block_bytes), nonce=nonce)
 
 
 def test_close_is_repeatable_and_final(arena):
@@ -80,3 +81,27 @@ def test_close_is_repeatable_and_final(arena):
     arena.close()
     with pytest.raises(ValueError, match="closed"):
         arena.fileno()
+
+
+def test_window_blocks_are_poisoned_and_nothing_beside_them():
+    """A window block is filled where the layout says that it lies; the blocks and its neighbours stay as they were."""
+    sizes = ArenaSizes(4, 256, 3, 512)
+    arena = HostArena(sizes, nonce=NONCE)
+    assert os.fstat(arena.fileno()).st_size == sizes.arena_bytes == 4096 + 4 * 512
+    arena.poison_windows(np.array([1, 3], dtype=np.int32))
+    assert os.pread(arena.fileno(), 5 * 256, 0) == NONCE + bytes(5 * 256 - len(NONCE))
+    wanted = bytes(512) + b"\xff" * 512 + bytes(512) + b"\xff" * 512
+    assert os.pread(arena.fileno(), 4 * 512, sizes.window_offset) == wanted
+    for block in (0, 4):
+        with pytest.raises(ValueError, match=r"not in 1\.\.3"):
+            arena.poison_windows(np.array([block], dtype=np.int32))
+    arena.close()
+
+
+def test_an_arena_without_groups_has_no_window_blocks():
+    """Nothing comes after the blocks, and no window block can be named."""
+    arena = HostArena(ArenaSizes(4, 256), nonce=NONCE)
+    assert arena.arena_bytes == 5 * 256
+    with pytest.raises(ValueError, match=r"not in 1\.\.0"):
+        arena.poison_windows(np.array([1], dtype=np.int32))
+    arena.close()

@@ -6,6 +6,7 @@ import pytest
 
 from cachemgr.arena.host import HostArena
 from cachemgr.arena.maker import HOST_MEMORY
+from common.arena_sizes import ArenaSizes
 from common.errors import ResourceExhausted
 from common.layout import NONCE_BYTES
 from common.memory import machine_bytes
@@ -16,11 +17,11 @@ BLOCK = 1 << 20
 def test_a_pool_beyond_the_machines_memory_is_refused() -> None:
     """The error says how much it would take and how much there is; half of it is given."""
     with pytest.raises(ResourceExhausted, match=str(machine_bytes())) as refused:
-        HOST_MEMORY.make(machine_bytes() // BLOCK, BLOCK)
+        HOST_MEMORY.make(ArenaSizes(machine_bytes() // BLOCK, BLOCK))
     assert refused.value.reason == "NO_MEMORY"
-    HOST_MEMORY.make(machine_bytes() // (2 * BLOCK), BLOCK).close()
+    HOST_MEMORY.make(ArenaSizes(machine_bytes() // (2 * BLOCK), BLOCK)).close()
 
 
 def test_the_file_itself_would_be_no_limit() -> None:
     """Positive control: without the check such a pool is made."""
-    HostArena(num_blocks=2 * machine_bytes() // BLOCK, block_bytes=BLOCK, nonce=bytes(NONCE_BYTES)).close()
+    HostArena(ArenaSizes(2 * machine_bytes() // BLOCK, BLOCK), nonce=bytes(NONCE_BYTES)).close()

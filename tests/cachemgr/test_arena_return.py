@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ import pytest
 from cachemgr.arena.handoff import Handoff
 from cachemgr.arena.host import HostArena
 from common.arena_frames import encode_return
+from common.arena_sizes import ArenaSizes
 from common.arena_wire import return_arena
 from common.errors import PermissionDenied
 
 NONCE = bytes(range(32))
-SIZE = {"num_blocks": 3, "block_bytes": 4096}
+SIZE = ArenaSizes(3, 4096)
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +51,7 @@ def test_the_asked_process_hands_the_memory_back_once() -> None:
     """The fd that arrives is the very memory; the same token is no good a second time."""
 
     async def body() -> None:
-        arena = HostArena(**SIZE, nonce=NONCE)
+        arena = HostArena(SIZE, nonce=NONCE)
         async with wanting() as (handoff, path, taken):
             token = handoff.ask(os.getpid())
             await asyncio.to_thread(return_arena, path, token, arena.fileno())
@@ -67,7 +69,7 @@ def test_others_and_wrong_tokens_are_refused_and_leak_nothing() -> None:
     """A token for another process, a made-up one, and any when nothing is wanted: refused, and no fd stays open."""
 
     async def body() -> None:
-        arena = HostArena(**SIZE, nonce=NONCE)
+        arena = HostArena(SIZE, nonce=NONCE)
         async with wanting() as (handoff, path, taken):
             before = len(os.listdir("/proc/self/fd"))
             for token in (handoff.ask(os.getpid() + 1), bytes(16)):
@@ -89,7 +91,7 @@ def test_a_return_carries_exactly_one_fd(count: int) -> None:
     """None or two is refused or dropped, and every one that came is closed."""
 
     async def body() -> None:
-        arena = HostArena(**SIZE, nonce=NONCE)
+        arena = HostArena(SIZE, nonce=NONCE)
         async with wanting() as (handoff, path, taken):
             token = handoff.ask(os.getpid())
             before = len(os.listdir("/proc/self/fd"))
@@ -112,8 +114,8 @@ def test_a_return_carries_exactly_one_fd(count: int) -> None:
 def test_only_the_same_memory_is_adopted() -> None:
     """Another nonce, size or seal, a plain file and a read-only fd are refused by what differs, and closed; the memory
     itself is taken, and stays sealed."""
-    arena = HostArena(**SIZE, nonce=NONCE)
-    twin = HostArena.adopt(os.dup(arena.fileno()), **SIZE, nonce=NONCE)
+    arena = HostArena(SIZE, nonce=NONCE)
+    twin = HostArena.adopt(os.dup(arena.fileno()), SIZE, nonce=NONCE)
     assert os.fstat(twin.fileno()).st_ino == os.fstat(arena.fileno()).st_ino
     twin.close()
     bare = os.memfd_create("bare", os.MFD_ALLOW_SEALING)
@@ -123,14 +125,14 @@ def test_only_the_same_memory_is_adopted() -> None:
     with tempfile.TemporaryFile() as plain:
         cases = [
             (os.dup(arena.fileno()), SIZE, bytes(32), "nonce"),
-            (os.dup(arena.fileno()), {**SIZE, "num_blocks": 4}, NONCE, "bytes"),
+            (os.dup(arena.fileno()), replace(SIZE, num_blocks=4), NONCE, "bytes"),
             (bare, SIZE, NONCE, "seals"),
             (readonly, SIZE, NONCE, "cannot be written"),
             (os.dup(plain.fileno()), SIZE, NONCE, "no sealed memory file"),
         ]
         for fd, size, nonce, why in cases:
             with pytest.raises(ValueError, match=why):
-                HostArena.adopt(fd, **size, nonce=nonce)
+                HostArena.adopt(fd, size, nonce=nonce)
             with pytest.raises(OSError):
                 fcntl.fcntl(fd, fcntl.F_GETFD)
     arena.close()

@@ -24,6 +24,7 @@ from common.arena_frames import (
     encode_reply,
     encode_request,
 )
+from common.arena_sizes import ArenaSizes
 from common.arena_wire import confirm_written, fetch_arena
 from common.errors import FailedPrecondition, PermissionDenied, Unavailable
 from tests.cachemgr.rig import eventually, read_line, spawn_python
@@ -49,7 +50,7 @@ async def serving(**options):
     handed = []
     with tempfile.TemporaryDirectory(prefix="ts-") as folder:
         path = Path(folder) / "arena.sock"
-        arena = HostArena(num_blocks=3, block_bytes=4096, nonce=NONCE)
+        arena = HostArena(ArenaSizes(3, 4096), nonce=NONCE)
         handoff = Handoff(lambda *hand: handed.append(hand), **options)
         handoff.serve_arena(arena, FINGERPRINT)
         await handoff.start(path)
@@ -300,8 +301,8 @@ def test_client_refuses_memory_that_is_not_what_the_reply_says(tmp_path):
     os.ftruncate(plain, info.arena_bytes)
     unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, info.arena_bytes)
-    small = HostArena(num_blocks=2, block_bytes=4096, nonce=NONCE)
-    right = HostArena(num_blocks=3, block_bytes=4096, nonce=NONCE)
+    small = HostArena(ArenaSizes(2, 4096), nonce=NONCE)
+    right = HostArena(ArenaSizes(3, 4096), nonce=NONCE)
     cases = [([plain], FailedPrecondition), ([unsealed], FailedPrecondition), ([small.fileno()], FailedPrecondition)]
     cases += [([], FailedPrecondition), ([right.fileno()] * 2, FailedPrecondition), ([right.fileno()], None)]
 

@@ -102,6 +102,19 @@ def test_window_blocks_stand_behind_the_blocks_and_suffice_for_two_sequences() -
     assert layout.arena_bytes(30) == offset + 11 * layout.window_group.block_bytes
 
 
+@pytest.mark.parametrize("layout", [grouped(), grouped(window_tokens=4000), grouped(window_layers=())])
+def test_the_most_blocks_that_fit_into_bytes(layout: KvLayout) -> None:
+    """So many blocks fit with their window blocks, the null ones on top, and one more does not."""
+    for num_bytes in (0, layout.block_bytes, 70_000, 1_234_567):
+        count = layout.blocks_in(num_bytes)
+
+        def taken(count: int) -> int:
+            windows = layout.num_window_blocks(count)
+            return count * layout.block_bytes + (windows * layout.window_group.block_bytes if windows else 0)
+
+        assert taken(count) <= num_bytes < taken(count + 1)
+
+
 def test_without_groups_there_are_no_window_blocks() -> None:
     layout = grouped(window_layers=())
     assert layout.num_window_blocks(1000) == 0 and layout.full_group is layout

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cachemgr.arena.cuda import CudaArena
+from common.arena_sizes import ArenaSizes
 from common.cuda_driver import CudaError, Gpu, load_bindings
 from common.devices import gpu_name
 from common.errors import FailedPrecondition
@@ -39,7 +40,7 @@ def gpu() -> Gpu:
 @contextlib.contextmanager
 def mapped(gpu: Gpu, num_blocks: int = 3, *, writable: bool = True) -> Iterator[tuple[CudaArena, CudaMapping]]:
     """An arena of blocks of a MiB and a mapping of it."""
-    arena = CudaArena(gpu, num_blocks=num_blocks, block_bytes=1 << 20, nonce=NONCE)
+    arena = CudaArena(gpu, ArenaSizes(num_blocks, 1 << 20), nonce=NONCE)
     try:
         mapping = map_fd(gpu, arena.fileno(), arena.memory_bytes, writable=writable)
         yield arena, mapping
