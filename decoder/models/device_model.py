@@ -104,9 +104,11 @@ class DeviceModel:
         self._sharing = SharingRule(config, layout, self.members, query_dtype.itemsize, sharing)
         on_gpu = device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if on_gpu else None
-        self._graphs = DecodeGraphs(recorder or (CudaRecorder() if on_gpu else DirectRecorder()))
-        self._table_width = layout.blocks_for(config.max_position)
-        self._inputs: dict[DecodeShape, DecodeInputs] = {}
+        width = layout.blocks_for(config.max_position)
+        self._graphs = DecodeGraphs(
+            recorder or (CudaRecorder() if on_gpu else DirectRecorder()),
+            lambda shape: DecodeInputs(shape, width, self.members, device),
+        )
         self._sampling: SampleWorkspace | None = None
 
     def forward(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
@@ -147,9 +149,7 @@ class DeviceModel:
         shared = self._shared(batch, recorded=True)
         groups = group_rows(batch.adapters, batch.query_starts)
         shape = DecodeShape.of(batch, shared, groups)
-        if shape not in self._inputs:
-            self._inputs[shape] = DecodeInputs(shape, self._table_width, self.members, self.device)
-        fixed = self._inputs[shape]
+        fixed = self._graphs.inputs(shape)
         fixed.put(batch, shared, groups)
         logits = self._graphs.run(
             shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
@@ -220,7 +220,7 @@ class DeviceModel:
             ) from error  # fmt: skip
 
     def close(self) -> None:
-        """Drop the recordings; the model can be used again."""
+        """Drop the recordings and their inputs; the model can be used again."""
         self._graphs.clear()
 
     def view(self, arena: Any) -> DeviceArena:
