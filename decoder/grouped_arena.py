@@ -43,6 +43,13 @@ class GroupedArena:
             raise Internal("a block or its window block is outside the arena")
         self.of[blocks] = window_blocks
 
+    def windows_of(self, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The window block of each of `blocks`, int32 of the same shape. Raises Internal where one has none."""
+        found = self.of[blocks]
+        if found.size and not found.all():
+            raise Internal("a block has no window block")
+        return found
+
     def pairs_of(self, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
         """Rows (block, its window block), int32 [n, 2], each of `blocks` once and only those that have one."""
         named = np.unique(blocks)
@@ -53,6 +60,18 @@ class GroupedArena:
 def usable_blocks(arena: Any) -> int:
     """Blocks of an arena of either kind, without the null block."""
     return len(arena.blocks if isinstance(arena, GroupedArena) else arena) - 1
+
+
+def parts_of(arena: Any, layout: KvLayout) -> list[tuple[Any, KvLayout]]:
+    """The memory of an arena and how it lies there: of blocks, then of window blocks where the layout has groups.
+
+    Raises Internal where the arena has groups and the layout none, or the other way round.
+    """
+    if layout.grouped != isinstance(arena, GroupedArena):
+        raise Internal(f"an arena with{'' if not layout.grouped else 'out'} window blocks does not fit the model")
+    if not layout.grouped:
+        return [(arena, layout)]
+    return [(arena.blocks, layout.full_group), (arena.window_blocks, layout.window_group)]
 
 
 def private_arena(layout: KvLayout, num_blocks: int, num_window_blocks: int | None = None) -> Any:

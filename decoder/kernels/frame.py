@@ -28,9 +28,14 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     SCORE_CAP, LOGIT_CAP, LOG_SUMS,
     EXPERTS, EXPERTS_USED, EXPERT_INNER, EXPERT_NORMALIZE, EXPERT_UP_BYTES, EXPERT_DOWN_BYTES, ROUTER_COLUMNS, ROUTED,
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
-    ADAPTERS, LOWERED, LOWERED_BYTES, SHARED_INNER,
+    ADAPTERS, LOWERED, LOWERED_BYTES, SHARED_INNER, REGIONS,
     FRAME_WORDS,
-) = range(97)  # fmt: skip
+) = range(98)  # fmt: skip
+
+# Where layers lie in two groups, REGIONS is the address of a row of REGION_WORDS for each layer: what ARENA, TABLES,
+# BLOCK_BYTES and SCALES are while that layer is computed, made so that `layer * LAYER_BYTES` is its place in a block of
+# its group. Without groups it is 0.
+REGION_ARENA, REGION_TABLES, REGION_BLOCK_BYTES, REGION_SCALES, REGION_WORDS = range(5)
 
 # LOG_SUMS: address of float32 [row, head] for base-2 logarithms of attention's sums, or 0.
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.

@@ -1,7 +1,7 @@
 """One model step as one compiled function: every thread of the team runs it, with barriers between phases.
 
-Reads the step frame (`frame.py`) and nothing else. Counters: one task counter per layer and product or attention
-phase, zeroed by the caller before the step.
+Reads the step frame (`frame.py`) and nothing else; writes it only where layers lie in groups (`_enter_region`).
+Counters: one task counter per layer and product or attention phase, zeroed by the caller before the step.
 """
 
 # Types inside kernels are inferred by numba.
@@ -27,6 +27,8 @@ from decoder.kernels.frame import (
     ADAPT_GATE_UP,
     ADAPT_MIX,
     ADAPT_QKV,
+    ARENA,
+    BLOCK_BYTES,
     BRANCH,
     CONTROL,
     COUNTER_BYTES,
@@ -68,10 +70,18 @@ from decoder.kernels.frame import (
     POST_NORMS,
     QKV,
     QKV_COLUMNS,
+    REGION_ARENA,
+    REGION_BLOCK_BYTES,
+    REGION_SCALES,
+    REGION_TABLES,
+    REGION_WORDS,
+    REGIONS,
     RESIDUAL,
+    SCALES,
     SCRATCH,
     SCRATCH_BYTES,
     SIZE,
+    TABLES,
     TILE_CONFIG,
     TOKEN_IDS,
     TOKENS,
@@ -119,6 +129,20 @@ def _add_branch(frame: Any, norm: int, first: int, last: int) -> None:
 
 
 @kernel
+def _enter_region(frame: Any, layer: int) -> None:
+    """Make the arena's words of the frame those of the group that the layer lies in.
+
+    By one thread, between the barrier after the attention of the layer before and the one before this layer's keys and
+    values are written: nobody reads the words meanwhile.
+    """
+    region = frame[REGIONS] + layer * REGION_WORDS * 8
+    frame[ARENA] = simd.load_int64(region + REGION_ARENA * 8)
+    frame[TABLES] = simd.load_int64(region + REGION_TABLES * 8)
+    frame[BLOCK_BYTES] = simd.load_int64(region + REGION_BLOCK_BYTES * 8)
+    frame[SCALES] = simd.load_int64(region + REGION_SCALES * 8)
+
+
+@kernel
 def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: int) -> None:
     tokens, hidden, inner = frame[TOKENS], frame[HIDDEN], frame[INNER]
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
@@ -130,6 +154,8 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: in
     branch = frame[BRANCH] if after else frame[RESIDUAL]
     ending = STORE if after else ADD
 
+    if rank == 0 and frame[REGIONS]:
+        _enter_region(frame, layer)
     norm = simd.load_int64(weights + LAYER_NORM * 8)
     for row in range(first, last):
         normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)

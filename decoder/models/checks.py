@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from common.errors import Internal
+from common.layout import NULL_BLOCK, KvLayout
 from decoder.batch import StepBatch
+from decoder.grouped_arena import GroupedArena
 
 
 def check_batch(batch: StepBatch, *, num_blocks: int, block_tokens: int, max_position: int, vocab_size: int) -> None:
@@ -36,3 +38,21 @@ def check_batch(batch: StepBatch, *, num_blocks: int, block_tokens: int, max_pos
         raise Internal("a token id is outside the vocabulary")
     if batch.logit_rows.size and not 0 <= batch.logit_rows.min() <= batch.logit_rows.max() < tokens:
         raise Internal("a logit row is outside the batch")
+
+
+def check_window_blocks(batch: StepBatch, arena: GroupedArena, layout: KvLayout) -> None:
+    """Raise Internal where a block that a checked batch writes, or that a window of it touches, has no window block.
+
+    Null blocks of a table are passed by: padding names them, and batches that only warm up.
+    """
+    tables, size = batch.block_tables, layout.block_tokens
+    if not batch.token_ids.size:
+        return
+    first = batch.positions[batch.query_starts[:-1]] + 1 - layout.window_tokens
+    places = np.arange(tables.shape[1])
+    needed = (places >= np.maximum(first, 0)[:, None] // size) & (places <= (batch.context_lens[:, None] - 1) // size)
+    found = arena.of[tables]
+    if (needed & (found == NULL_BLOCK) & (tables != NULL_BLOCK)).any():
+        raise Internal("a block that a step reads or writes has no window block")
+    if found.min() < 0 or found.max() >= len(arena.window_blocks):
+        raise Internal("a window block is outside the arena")

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
+from decoder.grouped_arena import GroupedArena, parts_of, usable_blocks
 from decoder.kernels import amx, blocks, row_tiles, sets, step, sync
 from decoder.kernels import frame as f
 from decoder.models.adapter_weights import AdapterWeights, Layer
-from decoder.models.checks import check_batch
+from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests, refuse
 from decoder.models.packing import Memory
 from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
@@ -139,7 +140,8 @@ class CausalLM:
         tokens = min(2 * self.layout.block_tokens, self.config.max_position, 64)
         ids = np.zeros(tokens, np.int32)
         tables = np.zeros((2, tokens), np.int32)
-        saved = arena[0].copy()
+        memories = [memory for memory, _ in parts_of(arena, self.layout)]
+        saved = [memory[0].copy() for memory in memories]
         positions = np.concatenate([np.zeros(1, np.int32), np.arange(tokens - 1, dtype=np.int32)])
         starts = np.array([0, 1, tokens], np.int32)
         lengths = np.array([1, max(1, tokens - 1)], np.int32)
@@ -147,23 +149,33 @@ class CausalLM:
         self.forward(StepBatch(ids, positions, starts, lengths, tables, rows, 1), arena)
         nothing = np.zeros(0, np.int32)
         self.copy_blocks(arena, nothing, nothing, nothing)
-        arena[0] = saved
+        for memory, block in zip(memories, saved, strict=True):
+            memory[0] = block
 
     def copy_blocks(self, arena: Arena, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`, in every layer."""
         self._check_arena(arena)
-        blocks.copy_tokens(blocks.planes(arena, self.layout), sources, targets, num_tokens)
+        columns = [(sources, targets)]
+        if isinstance(arena, GroupedArena):
+            columns.append((arena.windows_of(sources), arena.windows_of(targets)))
+        for (memory, group), (froms, to) in zip(parts_of(arena, self.layout), columns, strict=True):
+            blocks.copy_tokens(blocks.planes(memory, group), froms, to, num_tokens)
 
     def scrub_blocks(self, arena: Arena, block_ids: IntArray, *, poison: bool = False) -> None:
-        """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
+        """Overwrite blocks, and the window blocks that they have, with zeros, or with NaN when `poison` (tests: a stale
+        read becomes visible)."""
         self._check_arena(arena)
-        blocks.fill(arena, block_ids, poison)
+        ids = [block_ids]
+        if isinstance(arena, GroupedArena):
+            ids.append(arena.pairs_of(block_ids)[:, 1])
+        for (memory, _), chosen in zip(parts_of(arena, self.layout), ids, strict=True):
+            blocks.fill(memory, chosen, poison)
 
     def _check_arena(self, arena: Arena) -> None:
-        layout = self.layout
-        fits = arena.dtype == layout.array_type and arena.shape[1:] == layout.array_shape
-        if not fits or not arena.flags.c_contiguous:
-            raise Internal(f"an arena of {arena.dtype} {arena.shape[1:]} does not fit the model")
+        for memory, group in parts_of(arena, self.layout):
+            fits = memory.dtype == group.array_type and memory.shape[1:] == group.array_shape
+            if not fits or not memory.flags.c_contiguous:
+                raise Internal(f"an arena of {memory.dtype} {memory.shape[1:]} does not fit the model")
 
     def _check(self, batch: StepBatch, arena: Arena) -> None:
         # The kernels work on addresses: a wrong block id would write into another tenant's memory.
@@ -171,6 +183,8 @@ class CausalLM:
         if batch.adapters and batch.token_ids.size and len(batch.adapters) != batch.context_lens.size:
             raise Internal("a batch names adapters for another number of sequences")
         check_batch(
-            batch, num_blocks=arena.shape[0], block_tokens=self.layout.block_tokens,
+            batch, num_blocks=usable_blocks(arena) + 1, block_tokens=self.layout.block_tokens,
             max_position=self.config.max_position, vocab_size=self.config.vocab_size,
         )  # fmt: skip
+        if isinstance(arena, GroupedArena):
+            check_window_blocks(batch, arena, self.layout)

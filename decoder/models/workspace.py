@@ -19,6 +19,7 @@ from decoder.kernels.attention_plan import plan_attention
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
+from decoder.models.regions import Regions
 from decoder.models.weights import router_outputs
 
 _ALIGN = 64
@@ -57,8 +58,8 @@ class Workspace:
             (f.QKV_COLUMNS, round_up(config.query_size + 2 * config.kv_size, 32)),
             (f.MIXED_COLUMNS, round_up(config.query_size, 32)), (f.MAX_POSITION, config.max_position),
             (f.BLOCK_TOKENS, layout.block_tokens), (f.BLOCK_BYTES, layout.block_bytes),
-            (f.LAYER_BYTES, layout.scales_offset // config.num_layers),
-            (f.VALUE_OFFSET, layout.scales_offset // config.num_layers // 2), (f.SCALES, layout.scales_offset),
+            (f.LAYER_BYTES, layout.scales_offset // layout.block_layers),
+            (f.VALUE_OFFSET, layout.scales_offset // layout.block_layers // 2), (f.SCALES, layout.scales_offset),
             (f.HEAD_BYTES, layout.block_tokens * head_dim * element), (f.ROW_BYTES, head_dim * element),
         ):  # fmt: skip
             frame[index] = value
@@ -74,6 +75,7 @@ class Workspace:
         self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * f.COUNTER_BYTES)
         frame[f.COUNTERS] = self._counters.ctypes.data
         self._set_scratch(threads, layout)
+        self._regions = Regions(layout, frame) if layout.grouped else None
 
     def _set_constants(self) -> None:
         """Norm epsilon, score scale and soft caps; scores become exponents of two, so log2(e) is in their scale."""
@@ -152,7 +154,7 @@ class Workspace:
             # A sequence's lanes may start anywhere in a tile, and sixteen are read.
             self._hold(f.PARTIALS, states * int(frame[f.STATE_BYTES]) + _ALIGN)
 
-    def prepare(self, batch: StepBatch, arena: NDArray[Any]) -> NDArray[np.float32]:
+    def prepare(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
         """Point the frame at a checked batch; returns the buffer that will hold its logits [R, vocab]."""
         tokens, logits, decodes = batch.token_ids.size, batch.logit_rows.size, batch.num_decodes
         plan = plan_attention(
@@ -172,7 +174,10 @@ class Workspace:
             array = np.ascontiguousarray(array, np.int32)
             self._inputs.append(array)
             frame[index] = array.ctypes.data
-        frame[f.ARENA] = arena.ctypes.data
+        if self._regions is None:
+            frame[f.ARENA] = arena.ctypes.data
+        else:
+            self._regions.point(arena, batch.block_tables)
         frame[f.TOKENS], frame[f.NUM_LOGITS], frame[f.NUM_DECODES] = tokens, logits, decodes
         frame[f.SEQUENCES], frame[f.TABLE_WIDTH] = batch.context_lens.size, batch.block_tables.shape[1]
         frame[f.NUM_TASKS], frame[f.NUM_PARTIALS] = plan.tasks.shape[0], plan.num_slots

@@ -26,6 +26,9 @@ from decoder.weights.source import open_source
 
 Progress = Callable[[str, float], None]
 
+LAYER_GROUPS = False
+"""Whether layers with a window get window blocks where others have none. Off until the cache manager gives them out."""
+
 # Tensors some exporters add; they are functions of the configuration.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 
@@ -36,6 +39,19 @@ def read_tokens(config: ModelConfig, *, in_spans: bool) -> int:
     windows = [layer.window for layer in config.layers if layer.window is not None]
     widest = max(windows, default=0) + (SPAN - 1 if in_spans else 0)
     return widest if len(windows) == config.num_layers and widest < config.max_position else 0
+
+
+def layer_windows(config: ModelConfig, *, in_spans: bool) -> tuple[int, tuple[int, ...]]:
+    """`KvLayout.window_tokens` and `window_layers` of a model: where some layers have a window and others none, those
+    with one are a group of their own, and the widest of their windows counts; see `read_tokens`."""
+    with_window = [layer for layer, settings in enumerate(config.layers) if settings.window is not None]
+    if not LAYER_GROUPS or not with_window or len(with_window) == config.num_layers:
+        return read_tokens(config, in_spans=in_spans), ()
+    windowed = dataclasses.replace(
+        config, num_layers=len(with_window), layers=tuple(config.layers[layer] for layer in with_window)
+    )
+    tokens = read_tokens(windowed, in_spans=in_spans)
+    return tokens, tuple(with_window) if tokens else ()
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -191,7 +207,7 @@ def load_on(
     check_shapes(source.shapes(), config)
     layout = KvLayout.of(
         config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype,
-        read_tokens(config, in_spans=not device.uses_triton and amx.available()),
+        *layer_windows(config, in_spans=not device.uses_triton and amx.available()),
     )  # fmt: skip
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.

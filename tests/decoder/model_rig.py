@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
-from decoder.grouped_arena import private_arena
+from decoder.grouped_arena import GroupedArena, parts_of, private_arena
 from decoder.kernels import blocks
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM
@@ -65,10 +65,15 @@ def make_model(
     return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen, dtype=dtype)
 
 
-def poisoned_arena(model: CausalLM, num_blocks: int) -> NDArray[np.float32] | NDArray[np.uint16]:
-    """An arena full of NaN, the null block included."""
-    arena = private_arena(model.layout, num_blocks)
-    arena.view(np.uint8)[...] = 0xFF
+def poisoned_arena(model: CausalLM, num_blocks: int, num_window_blocks: int | None = None) -> Any:
+    """An arena full of NaN, the null block included. With groups each block has some window block, unless there are
+    fewer: then none has."""
+    count = num_blocks if num_window_blocks is None else num_window_blocks
+    arena = private_arena(model.layout, num_blocks, count)
+    for memory, _ in parts_of(arena, model.layout):
+        memory.view(np.uint8)[...] = 0xFF
+    if isinstance(arena, GroupedArena) and count == num_blocks:
+        arena.of[1:] = np.random.default_rng(num_blocks).permutation(num_blocks) + 1
     return arena
 
 
@@ -100,9 +105,7 @@ class Sequence:
     adapter: Any = None
 
 
-def run_step(
-    model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], parts: list[tuple[Sequence, int]]
-) -> None:
+def run_step(model: CausalLM, arena: Any, parts: list[tuple[Sequence, int]]) -> None:
     """One step that adds `count` tokens to each sequence; logits of all its rows are appended to the sequence."""
     parts = sorted(parts, key=lambda part: part[1] > 1)
     width = max(sequence.blocks.size for sequence, _ in parts) + 1
