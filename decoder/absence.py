@@ -8,14 +8,20 @@ between steps.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
 
 from common.logs import get_logger
 from decoder.beams import groups_of
-from decoder.cache_api import CacheClient, Replacement, Resumed
+from decoder.cache_api import Arena, CacheClient, Replacement, Resumed
 from decoder.commit import Committer
-from decoder.holdings import Holdings
+from decoder.grouped_arena import GroupedArena
+from decoder.holdings import Held, Holdings
 from decoder.reporting import Reporter
 from decoder.scheduler import Scheduler
+from decoder.sequence import IntArray
+from decoder.windows import Windows
 
 
 class Absence:
@@ -29,15 +35,20 @@ class Absence:
         self._committer = committer
         self._log = get_logger()
 
-    def leave(self, session: int, number: int) -> None:
-        """The stream broke: present what is held; what was asked for and not answered waits."""
+    def leave(self, session: int, number: int, arena: Arena | None) -> None:
+        """The stream broke: present what is held of `arena`; what was asked for and not answered waits."""
         self.is_away = True
         self._scheduler.queue.recall()
         self._scheduler.credit.leave()
         self._committer.recall_forks()
         self._reporter.leave()
         held = self._reporter.present(self._scheduler.running)
-        self._client.present(session, Holdings(held, self._scheduler.credit.blocks, number))
+        credit = self._scheduler.credit.blocks
+        holdings = Holdings(held, credit, number)
+        if isinstance(arena, GroupedArena):
+            needed = needed_blocks(held, self._scheduler.windows)
+            holdings = replace(holdings, window_blocks=arena.pairs_of(np.concatenate([credit, needed])))
+        self._client.present(session, holdings)
 
     def come_back(self, message: Resumed) -> None:
         """The session goes on: old leases get their new ids, and sequences whose lease was not kept wait again."""
@@ -60,6 +71,16 @@ class Absence:
     def end(self) -> None:
         """The session is over."""
         self.is_away = False
+
+
+def needed_blocks(held: Iterable[Held], windows: Windows) -> IntArray:
+    """The blocks that the windows of sequences have not passed, and those of their copies, int32."""
+    blocks = [np.empty(0, np.int32)]
+    for sequence in held:
+        blocks.append(sequence.blocks[windows.passed_by(sequence.sealed_tokens) :])
+        if sequence.copy is not None:
+            blocks.append(np.array([sequence.copy.source, sequence.copy.target], np.int32))
+    return np.concatenate(blocks)
 
 
 def replace_blocks(scheduler: Scheduler, replacements: Iterable[Replacement]) -> None:

@@ -148,7 +148,7 @@ class Intake:
                 self._scheduler.num_blocks = num_blocks
                 self._log.info("session_attached", session=session, blocks=num_blocks)
             case Away(session, number):
-                self.absence.leave(session, number)
+                self.absence.leave(session, number, self.arena)
             case Resumed():
                 self.session = message.session
                 self.absence.come_back(message)

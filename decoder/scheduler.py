@@ -75,10 +75,10 @@ class Scheduler:
         chunk_tokens: int,
         mixed_chunk_tokens: int = 0,
         wait_seconds: float = WAIT_SECONDS,
-        window_tokens: int = 0,
+        windows: Windows | None = None,
     ) -> None:
         self.block_tokens = block_tokens
-        self.windows = Windows(window_tokens, block_tokens)
+        self.windows = windows or Windows(0, block_tokens)
         self.num_blocks = num_blocks
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
@@ -225,7 +225,7 @@ class Scheduler:
             if not sequence.paused:
                 steps = ahead if sequence.pace is None else ahead * (1 + sequence.pace.length)
                 tokens = min(sequence.num_tokens - 1 + steps, sequence.last_kv_tokens)
-                if self.windows.tokens:  # a prompt that is longer than the pool takes blocks as it is computed
+                if self.windows.tokens:  # a prompt that is longer than the pool of either kind takes them as it goes
                     tokens = min(tokens, sequence.num_computed + max(steps, self.chunk_tokens))
                 need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
         return need
@@ -249,7 +249,7 @@ class Scheduler:
     def _cover(self, sequence: Sequence, plan: Plan) -> bool:
         # Makes the table reach what is to be computed; where not even a part of it, decides who gives way.
         needed = self.blocks_for(min(sequence.num_tokens, sequence.num_computed + self.chunk_tokens))
-        at_once = self.blocks_for(sequence.num_computed + 1) - self.windows.passed_by(sequence.num_computed)
+        at_once = self.blocks_for(sequence.num_computed + 1) - self.windows.gone_by(sequence.num_computed)
         if at_once > self.num_blocks:
             plan.outgrown.append((sequence, at_once))
             return False
@@ -276,7 +276,7 @@ class Scheduler:
         held: dict[str, float] = {}
         for sequence in self.running:
             request = sequence.request
-            num_blocks = sequence.num_blocks - self.windows.passed_by(sequence.num_computed)
+            num_blocks = sequence.num_blocks - self.windows.gone_by(sequence.num_computed)
             held[request.tenant] = held.get(request.tenant, 0.0) + num_blocks / request.tenant_weight
         most = max(held.values())
         return next(sequence for sequence in reversed(self.running) if held[sequence.request.tenant] == most)

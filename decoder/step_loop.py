@@ -33,6 +33,7 @@ from decoder.scrubbing import zero_blocks
 from decoder.sequence import Sequence, SpeculationMode
 from decoder.speculation import Drafter, Speculator
 from decoder.structure import Structures
+from decoder.windows import Windows
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
 RETRY_SECONDS: Final = 0.05  # the pool may have room again without our doing
@@ -86,7 +87,7 @@ class StepLoop:
             chunk_tokens=options.chunk_tokens,
             mixed_chunk_tokens=options.mixed_chunk_tokens,
             wait_seconds=options.wait_seconds,
-            window_tokens=model.layout.window_tokens,
+            windows=Windows(model.layout.window_tokens, model.layout.block_tokens, model.layout.grouped),
         )
         self.requests = RequestTable(options.window_tokens)
         self._speculator = Speculator(self._scheduler, drafters)

@@ -1,7 +1,9 @@
-"""Which blocks of a sequence no layer reads any more. The decoder's half of `cachemgr/windows.py`: pure arithmetic.
+"""Which blocks of a sequence no layer with a window reads any more. The decoder's half of `cachemgr/windows.py` and
+`groups.py`: pure arithmetic.
 
-The cache manager takes what a sequence has passed, and says nothing of it: the table of the sequence names those blocks
-still, and no kernel looks at them. Called by the scheduler.
+Where every layer has a window, the cache manager takes what a sequence has passed; where others read all keys, it
+takes the window blocks of it. It says nothing of either: the table, and the mirror of window blocks, name them
+still, and no kernel looks at them. Called by the scheduler, and where a decoder presents what it holds.
 """
 
 from __future__ import annotations
@@ -11,15 +13,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """`tokens` are the most keys that a query reads, its own included; 0 means all."""
+    """`tokens` are the most keys that a query reads in a layer with a window, its own included; 0: none has one that
+    counts. `grouped`: other layers read all keys, so that blocks stay held, and only window blocks go."""
 
     tokens: int
     block_tokens: int
+    grouped: bool = False
 
     def passed_by(self, num_computed: int) -> int:
-        """Leading blocks of a sequence that no token after the first `num_computed` reads."""
-        return max(0, num_computed + 1 - self.tokens) // self.block_tokens if self.tokens else 0
+        """Leading blocks of a sequence that no layer with a window reads for a token after the first `num_computed`."""
+        widest = max(self.tokens, self.block_tokens + 1)
+        return max(0, num_computed + 1 - widest) // self.block_tokens if self.tokens else 0
+
+    def gone_by(self, num_computed: int) -> int:
+        """Leading blocks that a sequence holds no more when it has computed so many tokens."""
+        return 0 if self.grouped else self.passed_by(num_computed)
 
     def fit(self, num_blocks: int) -> bool:
         """Whether a sequence may be longer than a pool of so many blocks: a window, and a block to write, fit."""
-        return self.tokens > 0 and (self.tokens + self.block_tokens - 2) // self.block_tokens + 2 <= num_blocks
+        if self.grouped or not self.tokens:
+            return False
+        return (self.tokens + self.block_tokens - 2) // self.block_tokens + 2 <= num_blocks

@@ -15,6 +15,7 @@ from decoder.admission import MAX_ACQUIRES, MAX_PASSES, PATIENCE, AdmissionQueue
 from decoder.credit import LEAN_STEPS, SLACK_BLOCKS, Credit
 from decoder.scheduler import HOLD_STEPS, Plan, Scheduler
 from decoder.sequence import LeaseId, Sequence, SequenceId, SequenceState
+from decoder.windows import Windows
 from tests.decoder.rig import request
 
 BLOCK = 4
@@ -472,7 +473,7 @@ def test_what_a_window_has_passed_counts_for_nothing() -> None:
     """A sequence outgrows the pool by what it still reads: of 5 blocks in a pool of 4 it has passed one; without a
     window, or with one of which a key lies in each block, it is told so."""
     for window, ended in ((0, False), (14, False), (13, True), (4, True)):
-        rig = Rig(num_blocks=4, window_tokens=window)
+        rig = Rig(num_blocks=4, windows=Windows(window, BLOCK))
         sequence = make(1, 4 * BLOCK, max_tokens=8)
         rig.scheduler.enqueue(sequence)
         rig.step()
@@ -480,6 +481,27 @@ def test_what_a_window_has_passed_counts_for_nothing() -> None:
         while sequence.num_tokens <= 4 * BLOCK:
             sequence.append_token(9)
         assert (len(rig.scheduler.schedule().outgrown) == 0) is ended, window
+
+
+def test_with_groups_a_window_lets_no_block_go() -> None:
+    """Where other layers read all keys, a sequence outgrows the pool whatever its windows have passed, and counts for
+    all its blocks when somebody has to give way; but its table may be shorter than its prompt."""
+    rig = Rig(num_blocks=4, windows=Windows(4, BLOCK, grouped=True))
+    sequence = make(1, 4 * BLOCK, max_tokens=8)
+    rig.scheduler.enqueue(sequence)
+    rig.step()
+    sequence.num_computed = 4 * BLOCK
+    sequence.append_token(9)
+    assert len(rig.scheduler.schedule().outgrown) == 1
+    assert not rig.scheduler.windows.fit(100)
+    rig = Rig(num_blocks=32, chunk_tokens=2 * BLOCK, windows=Windows(4, BLOCK, grouped=True))
+    sequence = make(2, 20 * BLOCK, max_tokens=8)
+    rig.scheduler.enqueue(sequence)
+    assert rig.scheduler.next_admission() is sequence
+    rig.scheduler.queue.answered(sequence.sequence_id)
+    rig.scheduler.admit(sequence, LeaseId(9), rig.pool.take(1), 0, None)
+    assert rig.scheduler.schedule().chunks == [(sequence, BLOCK)]
+    assert rig.scheduler.need_soon() == 1
 
 
 def test_credit_is_asked_ahead_and_given_back() -> None:
