@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cachemgr import kept
+from cachemgr import groups, kept
 from cachemgr.asks import Ask
 from cachemgr.ids import BlockRun, SessionId
 from cachemgr.kept_book import KeptBranch
@@ -51,12 +51,17 @@ class _Need(NamedTuple):
     """What a lease takes beside what it shares: `fresh` blocks, `wider` of them for a scope; `num_idle` of the shared
     ones are cached now, the `passed` leading ones are null. `source` (0: none) has `num_tail_tokens` tokens to copy.
 
+    now, wider_now: of both what the table begins with; the rest comes from credit (`groups.py`)
+    lasting: of the shared blocks and the source, those whose window blocks it needs
     room, left: fresh blocks that can be had, and those of them that are the tenant's own below its ceiling
     references: of the shared blocks; None where the kept branch has them
     """
 
     fresh: int
     wider: int
+    now: int
+    wider_now: int
+    lasting: BlockRun
     passed: int
     num_idle: int
     source: int
@@ -95,7 +100,7 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     if is_long:
         num_blocks = begins_with(state, num_tokens, begin.blocks)
     need = _need(state, owner, begin, num_blocks)
-    if begin.held is None and begin.found.source and not need.source and state.window_tokens:
+    if begin.held is None and begin.found.source and not need.source and groups.has_window(state):
         # Without the copy it begins earlier, and reads further back.
         num_shared = len(begin.blocks) * state.block_tokens
         begin = _find(state, ask, owner, num_shared, branch, num_base)
@@ -107,6 +112,8 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     room = need.room - need.source_room
     if need.fresh > room:
         refuse_beyond_reach(state, owner, need.fresh, begin.blocks[need.passed :])
+    else:
+        groups.require(state, need.now, owner, need.lasting)
     state.require(need.fresh, room)
     return _grant(state, session, ask, begin, need, continued)
 
@@ -153,7 +160,10 @@ def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> 
         blocks = blocks[passed:]
     if held is not None:
         room, left = state.room_for(owner), state.quotas.left(owner)
-        return _Need(fresh, wider, passed, 0, held.source, held.num_tail_tokens, 0, room, left, None)
+        source, rest = held.source, held.num_tail_tokens
+        lasting = _lasting(state, begin.blocks, source, rest)
+        now = groups.begins_with(state, owner, fresh, lasting)
+        return _Need(fresh, wider, now, min(wider, now), lasting, passed, 0, source, rest, 0, room, left, None)
     references = pool.references.take(blocks)
     num_idle = pool.count_idle(blocks, references)
     room, left = state.room_for(owner) - num_idle, state.quotas.left(owner, num_idle)
@@ -161,7 +171,22 @@ def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> 
     source_room = int(source != 0 and pool.references.item(source) == 1)
     if source_room and (fresh > room - 1 or fresh - wider > left - 1):
         source = rest = source_room = 0
-    return _Need(fresh, wider, passed, num_idle, source, rest, source_room, room, left, references)
+    lasting = _lasting(state, begin.blocks, source, rest)
+    now = groups.begins_with(state, owner, fresh, lasting)
+    if source and state.window_blocks is not None and groups.room(state, owner, now, lasting) < now:
+        source = rest = source_room = 0
+    wider_now = min(wider, now)
+    return _Need(
+        fresh, wider, now, wider_now, lasting, passed, num_idle, source, rest, source_room, room, left, references
+    )
+
+
+def _lasting(state: CacheState, blocks: BlockRun, source: int, num_tail_tokens: int) -> BlockRun:
+    """The shared blocks whose window blocks a sequence needs that begins with these, and with a copy from `source`."""
+    if state.window_blocks is None:
+        return NO_BLOCKS
+    lasting = groups.needed_of(state, blocks, len(blocks) * state.block_tokens + num_tail_tokens)
+    return np.append(lasting, source) if source else lasting
 
 
 def _relieved(state: CacheState, owner: int, begin: _Beginning, need: _Need, branch: KeptBranch | None) -> bool:
@@ -180,10 +205,11 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     if need.source:
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
-    new = state.allocate(need.fresh - need.wider, owner) if not need.wider else NO_BLOCKS
-    if prefix is not None and need.wider:
-        wider = state.allocate(need.wider, state.owner_of(prefix.owner), asking=owner)
-        new = np.concatenate((wider, state.allocate(need.fresh - need.wider, owner)))
+    groups.use(state, need.lasting, begin.found.lacking)
+    new = state.allocate(need.now, owner) if not need.wider_now else NO_BLOCKS
+    if prefix is not None and need.wider_now:
+        wider = state.allocate(need.wider_now, state.owner_of(prefix.owner), asking=owner)
+        new = np.concatenate((wider, state.allocate(need.now - need.wider_now, owner)))
     tree, prefix_tree = trees_of(state, owner, ask.root, begin.key, prefix, begin.prefix_blocks)
     table = np.concatenate((blocks, new)) if len(blocks) else new
     copy = CopyPlan(need.source, int(new[0]), need.num_tail_tokens) if need.source else None
@@ -213,6 +239,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         ttl_ns=ask.ttl_ns,
         passed=need.passed,
     )
+    groups.begin(state, lease, granted)
     state.book.add(lease)
     num_tokens = ask.num_tokens
     if num_tokens - granted >= state.block_tokens:

@@ -42,13 +42,18 @@ class BlockPool:
     ownership:  whose they are (`owner`), whose content is in them    published: bool, in the index    state: uint8
     """
 
-    def __init__(self, num_blocks: int, on_free: Callable[[BlockRun], None] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_free: Callable[[BlockRun], None] | None = None,
+        ownership: Ownership | None = None,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; allowed is 1 and more")
         self.num_blocks = num_blocks
         self.references: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.generation: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
-        self.ownership = Ownership(num_blocks)
+        self.ownership = Ownership(num_blocks) if ownership is None else ownership
         self.owner = self.ownership.owner
         self.published: NDArray[np.bool_] = np.zeros(num_blocks + 1, np.bool_)
         self.state: NDArray[np.uint8] = np.full(num_blocks + 1, _FREE, np.uint8)

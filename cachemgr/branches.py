@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cachemgr import groups
 from cachemgr.ids import BlockRun, LeaseId, SessionId
 from cachemgr.layers import cut, own_tail, owner_at, shorten
 from cachemgr.leases import Lease, to_wire
@@ -32,7 +33,7 @@ def fork(
         raise InvalidArgument("num_tokens", f"is {num_tokens}; allowed is 1..{parent.sealed}, the sealed tokens")
     if any(sample < 0 for sample in samples):
         raise InvalidArgument("samples", "allowed is 0 and more")
-    if passed_by(state, num_tokens) < parent.passed:
+    if passed_by(state, num_tokens) < parent.passed or not groups.is_there(state, parent.blocks, num_tokens):
         return []
     whole, rest = divmod(num_tokens, state.block_tokens)
     needed = len(samples) if rest else 0
@@ -64,12 +65,14 @@ def rollback(
         raise InvalidArgument("num_tokens", f"is {num_tokens}; allowed is 1..{lease.num_tokens}")
     _refuse_while_copying(lease)
     sealed = min(lease.sealed, num_tokens)
-    if passed_by(state, sealed) < lease.passed:
+    if passed_by(state, sealed) < lease.passed or not groups.is_there(state, lease.blocks, sealed):
         raise FailedPrecondition(
             "the sequence has let go of blocks that it would read again from there", reason="WINDOW_PASSED"
         )
     if _is_shared(state, lease, sealed):
         _require(state, 1, owner_at(lease, sealed // state.block_tokens))
+    if state.window_blocks is not None:
+        groups.begin(state, lease, sealed)
     keep = min(lease.num_blocks, -(-num_tokens // state.block_tokens))
     dropped = lease.table[keep : lease.num_blocks].copy()
     last_published = lease.num_published
@@ -127,6 +130,7 @@ def _require(state: CacheState, needed: int, owner: int) -> None:
     if needed > left:
         relieve(state, needed - left, asking=owner, own=True)
     state.quotas.check(owner, needed)
+    groups.require(state, needed, owner)
     state.require(needed, state.room_for(owner))
 
 
@@ -198,6 +202,7 @@ def _branch(
         ttl_ns=parent.ttl_ns,
         passed=parent.passed,
     )
+    groups.begin(state, lease, num_tokens)
     state.book.add(lease)
     state.events.add(
         "lease_forked",

@@ -17,7 +17,8 @@ def check_waits(state: CacheState, found: list[str]) -> None:
         if book.leases.get(number) is not lease:
             found.append(f"lease {number}: it is waited for and has ended")
             continue
-        reach = lease.num_tokens // state.block_tokens if state.window_tokens else lease.num_blocks
+        grows = state.window_tokens or state.window_blocks is not None  # its table may begin with less
+        reach = lease.num_tokens // state.block_tokens if grows else lease.num_blocks
         if not lease.store or lease.num_published >= producer.until or reach < producer.until:
             found.append(f"lease {number}: it is waited for and has nothing to publish")
         if any(blocks <= lease.num_published for _, blocks in producer.waits.values()):

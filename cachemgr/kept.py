@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cachemgr import groups
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import NO_SESSION, KeptBranch
 from cachemgr.layers import shorten
@@ -56,6 +57,7 @@ def keep(state: CacheState, session: Session, lease: Lease, wanted: Keep, now_ns
     state.pool.unhold(lease.table[num_blocks : lease.num_blocks].copy())
     state.waits.leave(lease)
     hold = replace(lease, session_id=NO_SESSION, table=lease.table[:num_blocks].copy(), num_blocks=num_blocks)
+    groups.rest(state, hold)
     _note_kept(state, state.kept.add(wanted.name, hold, now_ns + wanted.ttl_ns))
     state.forget(lease)
     return Kept(lease.lease_id, wanted.name, hold.num_tokens)
@@ -103,6 +105,8 @@ def fork(state: CacheState, tenant: TenantId, name: bytes, names: Sequence[bytes
         state.pool.hold(hold.held)
         copied = replace(hold, table=hold.blocks.copy(), parent=hold.lease_id)  # the token record is shared
         copied.lease_id = state.book.next_lease_id()
+        copied.behind = 0
+        groups.rest(state, copied)
         _note_kept(state, state.kept.add(new, copied, now_ns + ttl_ns))
     state.revision += 1
     return hold.num_tokens
@@ -156,6 +160,8 @@ def longer(state: CacheState, branch: KeptBranch, match: Match, num_base: int, n
     them than `match` found: at most `num_tokens` are worth anything. It changes nothing."""
     hold, size = branch.hold, state.block_tokens
     held = min(hold.sealed, num_base, num_tokens)
+    if state.window_blocks is not None:
+        held = groups.can_begin(state, hold.blocks, held)
     if held <= len(match.blocks) * size + match.num_tail_tokens or passed_by(state, held) < hold.passed:
         return None
     whole, rest = divmod(held, size)

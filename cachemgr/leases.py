@@ -42,6 +42,7 @@ class Lease:
     prefix_blocks: leading blocks of the table that lie in `prefix_tree`, the tree of a wider scope; others in `tree`
     ttl_ns:        how long what it publishes or uses stays after its last use at most; 0 means as long as there is room
     passed:        leading blocks that it let go of, or never held (`windows.py`); the table has the null block there
+    behind:        leading blocks whose window blocks it needs no more (`groups.py`); it holds those blocks
     """
 
     lease_id: LeaseId
@@ -69,6 +70,7 @@ class Lease:
     prefix_blocks: int = 0
     ttl_ns: int = 0
     passed: int = 0
+    behind: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -28,7 +28,10 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks
-    window_tokens:   most keys that any token reads, the last ones; 0: all (`windows.py`)
+    window_tokens:   most keys that any token reads, the last ones; 0: all (`windows.py`). With window blocks, what
+                     holds for the layers that lie in those
+    num_window_blocks: usable window blocks, ids 1..num_window_blocks, where some layers have a window and others none
+                     (`groups.py`); 0: there are no layer groups
     name_bits:       below 128 the weak-hash test mode: names are cut to so many bits and collisions are counted
     fail_allocation: n > 0 makes the n-th allocation fail, once (test knob)
     events:          where changes are logged; one of its own where none is given
@@ -36,6 +39,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
     grace_ns:        so has one whose stream broke and did not come back for so long
     journal:         is told of all that the index lists and no longer lists
     on_free:         sees each array of freed block ids (intp) as they are freed; must not call back
+    on_window_free:  as `on_free`, of window blocks
     """
 
     def __init__(
@@ -44,10 +48,12 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         num_blocks: int,
         block_tokens: int,
         window_tokens: int = 0,
+        num_window_blocks: int = 0,
         epoch: int,
         name_bits: int = 128,
         fail_allocation: int = 0,
         on_free: Callable[[BlockRun], None] | None = None,
+        on_window_free: Callable[[BlockRun], None] | None = None,
         events: EventLog | None = None,
         lease_ns: int = DEFAULT_LEASE_NS,
         grace_ns: int = DEFAULT_GRACE_NS,
@@ -57,10 +63,12 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             window_tokens=window_tokens,
+            num_window_blocks=num_window_blocks,
             epoch=epoch,
             name_bits=name_bits,
             fail_allocation=fail_allocation,
             on_free=on_free,
+            on_window_free=on_window_free,
             events=events,
             lease_ns=lease_ns,
             grace_ns=grace_ns,

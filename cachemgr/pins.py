@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from cachemgr.groups import needed_of
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.nodes import NEVER, NO_BLOCKS, Node
@@ -27,7 +28,7 @@ MAX_PRIORITY: Final = 100
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
     """One pin. `num_tokens` are resident and kept, by the blocks from place `first` on: a window sees none before;
-    `expires_ns` is NEVER for one that stays until it is ended."""
+    `expires_ns` is NEVER for one that stays until it is ended. It needs no window blocks of its first `behind` ones."""
 
     pin_id: int
     owner: int
@@ -35,6 +36,7 @@ class Pin:
     num_tokens: int
     expires_ns: int
     first: int = 0
+    behind: int = 0
 
 
 def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns: int, ttl_ns: int | None) -> Pin:
@@ -56,15 +58,38 @@ def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns:
             usable=budget,
             reason="PIN_BUDGET_EXCEEDED",
         )
+    num_tokens = len(found.blocks) * state.block_tokens + found.num_tail_tokens
+    behind = _begin_window(state, blocks, num_tokens)
     state.pool.hold(blocks)
     state.last_pin += 1
-    num_tokens = len(found.blocks) * state.block_tokens + found.num_tail_tokens
     first = len(found.blocks) + (found.source > 0) - len(blocks)
-    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, NEVER if ttl_ns is None else now_ns + ttl_ns, first)
+    expires_ns = NEVER if ttl_ns is None else now_ns + ttl_ns
+    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, expires_ns, first, behind)
     state.pins[made.pin_id] = made
     state.events.add("pin_made", now_ns, owner=owner, blocks=made.blocks, pin=made.pin_id)
     state.revision += 1
     return made
+
+
+def _begin_window(state: CacheState, blocks: BlockRun, num_tokens: int) -> int:
+    """What a pin needs no window blocks of, and counts as passed: all but its end. Raises ResourceExhausted where pins
+    would need more of them than leaves room to run."""
+    windows = state.window_blocks
+    if windows is None:
+        return 0
+    needed = needed_of(state, blocks, num_tokens)
+    pinned = np.unique(np.concatenate([needed, *(pin.blocks[pin.behind :] for pin in state.pins.values())]))
+    if len(pinned) > windows.lasting:
+        raise ResourceExhausted(
+            f"the pins of this node would keep {len(pinned)} window blocks; {windows.lasting} are the most",
+            subject="window_blocks",
+            needed=len(pinned),
+            usable=windows.lasting,
+            reason="PIN_BUDGET_EXCEEDED",
+        )
+    behind = len(blocks) - len(needed)
+    windows.passed(blocks[:behind])
+    return behind
 
 
 def unpin(state: CacheState, pin_id: int) -> None:
@@ -144,6 +169,8 @@ def _let_go(state: CacheState, ended: Pin) -> None:
     """Drops the holds of a pin that is over. A tail that something longer covers by now goes at once."""
     last = int(ended.blocks[-1])
     state.events.add("pin_ended", state.now_ns, owner=ended.owner, blocks=ended.blocks, pin=ended.pin_id)
+    if state.window_blocks is not None:
+        state.window_blocks.needed_again(ended.blocks[: ended.behind])
     state.let_go(ended.blocks)
     if state.pool.published[last]:
         state.discard(state.index.drop_superseded(last))

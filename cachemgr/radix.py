@@ -29,13 +29,15 @@ MAX_GROWN_BLOCKS = 1024  # a node that grows block by block is copied each time;
 class Match:
     """The longest cached prefix: whole `blocks`, then `num_tail_tokens` leading tokens of `source` (0 means none).
 
-    `node` is the deepest node that was met, for `touch`.
+    `node` is the deepest node that was met, for `touch`. `lacking`: what a longer one would have needed whole, where
+    that is why it ends here (`groups.py`).
     """
 
     blocks: BlockRun
     source: int
     num_tail_tokens: int
     node: Node | None
+    lacking: BlockRun | None = None
 
 
 class PrefixIndex:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cachemgr.groups import place
 from cachemgr.ids import BlockRun
 from cachemgr.kept_book import KeptBranch
 from cachemgr.leases import Lease
@@ -99,6 +100,7 @@ def drop_holds(state: CacheState, hold: Lease) -> None:
 def cut_holds(state: CacheState, hold: Lease, num_blocks: int) -> None:
     """Lets go of all blocks after the first `num_blocks` of the table."""
     dropped = hold.table[max(num_blocks, hold.passed) : hold.num_blocks].copy()
+    place(state, hold, min(hold.behind, num_blocks))
     hold.passed = min(hold.passed, num_blocks)
     if not len(dropped):
         return

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cachemgr import groups
 from cachemgr.blocks import NO_OWNER
 from cachemgr.giving_way import give, who_gives_way
 from cachemgr.ids import BlockArray, BlockRun, SessionId
 from cachemgr.kept import keep
+from cachemgr.layers import owner_at
 from cachemgr.leases import Deferred, Session, to_wire
 from cachemgr.quotas import OVER_CEILING
 from cachemgr.relief import relieve
@@ -94,7 +96,7 @@ def _grant_credit(state: CacheState, session: Session, wanted: int) -> BlockArra
     room = state.room_for(NO_OWNER)
     if wanted > room and relieve(state, wanted - room, asking=NO_OWNER):
         room = state.room_for(NO_OWNER)
-    count = min(wanted, room)
+    count = groups.room(state, NO_OWNER, min(wanted, room))
     if not count:
         return np.zeros(0, np.int32)
     try:
@@ -113,9 +115,14 @@ def _apply(
     taken = checked_credit(session, sequence.taken_blocks, "taken_blocks")
     sealed = checked_seal(state, lease, sequence, len(taken))
     if taken:
-        _require_quota(state, lease.owner, len(taken))
+        within = min(len(taken), max(0, lease.prefix_blocks - lease.num_blocks))  # of a wider scope
+        _require_quota(state, lease.owner, len(taken) - within)
         session.credit.difference_update(taken)
-        state.pool.ownership.give(taken, lease.owner)
+        if within:
+            wider = owner_at(lease, lease.num_blocks)
+            state.keep_ceiling(wider, within)
+            state.pool.ownership.give(taken[:within], wider)
+        state.pool.ownership.give(taken[within:], lease.owner)
         lease.append(taken)
     lease.tokens += sequence.tokens
     if sequence.copied and lease.copy is not None:
@@ -125,6 +132,8 @@ def _apply(
     replacement = seal(state, session, lease, sealed)
     if state.window_tokens:
         drop_passed(state, lease)
+    elif state.window_blocks is not None:
+        groups.advance(state, lease)
     if not sequence.release:
         return replacement
     publish_tail(state, lease)
@@ -207,6 +216,7 @@ def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -
     runs = [_run(taken)]
     lease = session.leases.get(sequence.lease_id)
     if lease is not None:
+        groups.end(state, lease)
         runs.append(lease.held)
         if lease.copy is not None:
             runs.append(_run([lease.copy.source]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cachemgr import groups
 from cachemgr.ids import BlockRun
 from cachemgr.leases import Deferred, Lease, Session, to_wire
 from cachemgr.nodes import NEVER, Node, Tree
@@ -25,6 +26,10 @@ def seal(state: CacheState, session: Session, lease: Lease, sealed: int) -> Repl
     first, end = lease.num_published, lease.sealed // state.block_tokens
     if not lease.store or end <= first:
         return None
+    if state.window_blocks is not None:
+        end = groups.alone(state, lease, first, end)
+        if end <= first:
+            return None
     border = lease.prefix_blocks
     if lease.prefix_tree is None or first >= border:
         return _publish(state, session, lease, lease.tree, end)
@@ -58,6 +63,8 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
     replacement = None
     if count:
         existing, filled = index.fill(cursor, first, tokens, own, existing)
+        if state.window_blocks is not None:
+            groups.lend(state, own[:count], existing)
         replacement = _replace(state, session, lease, existing)
         for place in filled:
             state.publish(lease, first + place, tokens[place * size : (place + 1) * size], own[place : place + 1])
@@ -133,5 +140,9 @@ def _replace(state: CacheState, session: Session, lease: Lease, existing: BlockR
         state.pool.hold(existing[differs])
         duplicates = own[differs]
     session.deferred.append(Deferred(state.revision, lease.lease_id, duplicates))
+    behind = lease.behind
+    if behind > first:
+        groups.place(state, lease, first)
     lease.table[first : first + len(existing)] = existing
+    groups.place(state, lease, behind)
     return Replacement(lease.lease_id, first, to_wire(existing))

@@ -18,6 +18,8 @@ from cachemgr.counters import Counters
 from cachemgr.events import EventLog
 from cachemgr.expiry import expire
 from cachemgr.gaps import GappedIndex
+from cachemgr.grouped_ownership import GroupedOwnership
+from cachemgr.groups import GroupedIndex, end, take_room
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import KeptBook
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, Lease, LeaseBook, Session
@@ -29,6 +31,7 @@ from cachemgr.recent import RecentAdmissions
 from cachemgr.recorder import Recorder
 from cachemgr.tails import clear_tails
 from cachemgr.waiting import Waits
+from cachemgr.window_blocks import WindowBlocks, reach_of
 from common.errors import ResourceExhausted, Unavailable
 
 ADOPTING_RETRY_SECONDS: Final = 0.1
@@ -48,10 +51,12 @@ class CacheState:
         num_blocks: int,
         block_tokens: int,
         window_tokens: int = 0,
+        num_window_blocks: int = 0,
         epoch: int,
         name_bits: int,
         fail_allocation: int,
         on_free: Callable[[BlockRun], None] | None,
+        on_window_free: Callable[[BlockRun], None] | None = None,
         events: EventLog | None = None,
         lease_ns: int = DEFAULT_LEASE_NS,
         grace_ns: int = DEFAULT_GRACE_NS,
@@ -59,12 +64,13 @@ class CacheState:
     ) -> None:
         if block_tokens < 1:
             raise ValueError(f"block_tokens is {block_tokens}; allowed is 1 and more")
-        if window_tokens < 0:
-            raise ValueError(f"window_tokens is {window_tokens}; allowed is 0 and more")
+        if window_tokens < (num_window_blocks > 0):
+            raise ValueError(f"window_tokens is {window_tokens}; allowed is 0 and more, with window blocks 1 and more")
         if not 1 <= name_bits <= FULL_BITS:
             raise ValueError(f"name_bits is {name_bits}; allowed is 1..{FULL_BITS}")
         self.block_tokens = block_tokens
-        self.window_tokens = window_tokens
+        self.window_tokens = 0 if num_window_blocks else window_tokens
+        self.group_window_tokens = window_tokens if num_window_blocks else 0
         self.epoch = epoch
         self.revision = 0
         self.now_ns = 0
@@ -74,10 +80,18 @@ class CacheState:
         self.frozen = False  # while a new daemon is adopting: nothing is allocated, nothing evicted
         self.claimed = Claimed()
         self.last_holders: NDArray[np.int64] | None = None  # by block, of the journal that is being adopted
-        self.pool = BlockPool(num_blocks, on_free)
-        self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
-        if window_tokens:
-            self.index = GappedIndex(num_blocks, block_tokens, self.pool.references, window_tokens)
+        self.window_blocks: WindowBlocks | None = None
+        self.index: PrefixIndex
+        if num_window_blocks:
+            reach = reach_of(window_tokens, block_tokens)
+            windows = self.window_blocks = WindowBlocks(num_window_blocks, num_blocks, on_window_free, reach=reach)
+            self.pool = BlockPool(num_blocks, windows.detach_before(on_free), GroupedOwnership(num_blocks, windows))
+            self.index = GroupedIndex(num_blocks, block_tokens, self.pool.references, windows, window_tokens)
+        else:
+            self.pool = BlockPool(num_blocks, on_free)
+            self.index = PrefixIndex(num_blocks, block_tokens, self.pool.references)
+            if window_tokens:
+                self.index = GappedIndex(num_blocks, block_tokens, self.pool.references, window_tokens)
         self.book = LeaseBook(epoch=epoch, lease_ns=lease_ns, grace_ns=grace_ns)
         self.quotas = Quotas(self.pool)
         self.pins: dict[int, Pin] = {}
@@ -148,6 +162,9 @@ class CacheState:
             else:
                 clear_tails(self, count, owner)
         blocks = self.pool.allocate(count, owner)
+        if self.window_blocks is not None:
+            take_room(self, count, owner if asking is None else asking)
+            self.window_blocks.attach(blocks, owner)
         if self.journal is not None and count:
             self.journal.given(blocks, self.book.current)
         return blocks
@@ -290,6 +307,7 @@ class CacheState:
 
     def end_lease(self, session: Session, lease: Lease, *, quarantine: bool = False) -> list[BlockRun]:
         """Drops all holds of a lease and forgets it; returns what became free, or quarantined."""
+        end(self, lease)
         deferred = session.take_deferred(lease_id=lease.lease_id)
         loose = [self.let_go(run, quarantine=quarantine) for run in deferred]
         if lease.copy is not None:

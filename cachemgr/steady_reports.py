@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
+from cachemgr.groups import advance
 from cachemgr.leases import Lease, Session
 from cachemgr.results import SequenceFields, SequenceReport
 from cachemgr.sealing import grow, leaf_to_grow
@@ -22,7 +23,8 @@ def others(
 ) -> Iterator[SequenceReport]:
     """Takes what is plain of `sequences`, and yields the rest, each before the next one is looked at. Owners in
     `waiting`, which may change meanwhile, have no room: of theirs nothing is plain."""
-    find, size, windowed = session.leases.get, state.block_tokens, state.window_tokens > 0
+    find, size = session.leases.get, state.block_tokens
+    windowed, grouped = state.window_tokens > 0, state.window_blocks is not None
     for lease_id, taken, tokens, sealed, copied, release, keep in sequences:
         lease = find(lease_id)
         if (
@@ -46,6 +48,8 @@ def others(
             lease.sealed = sealed
             if windowed:
                 drop_passed(state, lease)
+            elif grouped:
+                advance(state, lease)
             continue
         leaf = None
         is_plain = sealed <= size * (lease.num_blocks + len(taken))
@@ -61,13 +65,17 @@ def others(
             grow(state, lease, leaf)
         if windowed:
             drop_passed(state, lease)
+        elif grouped:
+            advance(state, lease)
 
 
 def _took_one(state: CacheState, session: Session, lease: Lease, blocks: list[int]) -> bool:
-    """Moves one block of credit to a lease; False, and nothing was changed, where it is not that or the owner's ceiling
-    asks for room."""
+    """Moves one block of credit to a lease; False, and nothing was changed, where it is not that, the owner's ceiling
+    asks for room or the block would be a wider scope's."""
     owner = lease.owner
     if len(blocks) != 1 or blocks[0] not in session.credit or state.quotas.has_ceiling(owner):
+        return False
+    if lease.num_blocks < lease.prefix_blocks:
         return False
     session.credit.discard(blocks[0])
     state.pool.ownership.give(blocks, owner)

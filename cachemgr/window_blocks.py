@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from cachemgr.blocks import BlockPool, BlockState
 from cachemgr.ids import BlockRun
 from cachemgr.ownership import ANYONE, CLEAN, NO_OWNER
-from common.layout import WINDOW_SHARE
 
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
 _QUARANTINED: Final = np.uint8(BlockState.QUARANTINED)
@@ -37,14 +36,23 @@ class WindowBlocks:
     stamps:    int64 when it was used or passed last, in the order in which window blocks go
 
     content:   int32 [num_window_blocks + 1], whose keys and values a window block may hold: as `dirty_owner` of a block
+    reach:     the most that one running sequence needs
+    lasting:   so many at most are shielded by floors, and as many pinned, so that one sequence can always run
     """
 
     def __init__(
-        self, num_window_blocks: int, num_blocks: int, on_free: Callable[[BlockRun], None] | None = None
+        self,
+        num_window_blocks: int,
+        num_blocks: int,
+        on_free: Callable[[BlockRun], None] | None = None,
+        *,
+        reach: int = 0,
     ) -> None:
         if not 1 <= num_window_blocks <= num_blocks:
             raise ValueError(f"num_window_blocks is {num_window_blocks}; allowed is 1..{num_blocks}")
         self.num_window_blocks = num_window_blocks
+        self.reach = reach
+        self.lasting = num_blocks if num_window_blocks == num_blocks else max(0, num_window_blocks - reach - 1) // 2
         self.of: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.passed_by: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.stamps: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
@@ -138,6 +146,17 @@ class WindowBlocks:
         if self._on_free is not None:
             self._on_free(window_blocks.astype(np.intp))
 
+    def detach_before(self, on_free: Callable[[BlockRun], None] | None) -> Callable[[BlockRun], None]:
+        """What a pool calls as it frees blocks: theirs go with them; then `on_free`."""
+        if on_free is None:
+            return self.detach
+
+        def free(blocks: BlockRun) -> None:
+            self.detach(blocks)
+            on_free(blocks)
+
+        return free
+
     # ---- who needs them
 
     def use(self, blocks: BlockRun) -> None:
@@ -186,7 +205,7 @@ class WindowBlocks:
         if len(besides):
             loose = loose[~np.isin(loose, besides)]
         for owner, floor in floors.items():
-            loose = self._shield(pool, kept, attached, loose, owner, -(-floor // WINDOW_SHARE))
+            loose = self._shield(pool, kept, attached, loose, owner, floor * self.lasting // pool.num_blocks)
         return loose
 
     def _shield(
@@ -228,3 +247,8 @@ class WindowBlocks:
     def taint_all(self) -> None:
         """What any of them holds is not known."""
         self.content[1:] = ANYONE
+
+
+def reach_of(window_tokens: int, block_tokens: int) -> int:
+    """The most blocks that the window of a token touches, and one more to write: `KvLayout.window_reach`."""
+    return (window_tokens + block_tokens - 2) // block_tokens + 2

@@ -134,15 +134,17 @@ def test_what_is_in_quarantine_stays() -> None:
 
 
 def test_a_floor_shields_what_an_owner_has_cached_or_kept() -> None:
-    """Others cannot take what a third of the floor covers; the newest stay; what a sequence passed is not shielded."""
+    """Others cannot take what a floor's part of the window blocks covers; the newest stay; what a running sequence has
+    passed is not shielded."""
     rig = Rig()
+    rig.windows.lasting = 2
     theirs = rig.begin(3, owner=2)
     own = rig.begin(3, owner=1)
     rig.cache(own)
     rig.cache(theirs[:2])
     rig.windows.use(theirs[:1])
     assert rig.room() == 5
-    rig.floors = {2: 6}
+    rig.floors = {2: 12}
     assert rig.room() == 4
     rig.reclaim(4)
     assert rig.windows.of[theirs[0]] > 0 == rig.windows.of[theirs[1]]
