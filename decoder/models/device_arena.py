@@ -6,13 +6,16 @@ layout's, so that no kernel gets a wrong stride. Nothing is copied. Called by `d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
+from decoder.grouped_arena import GroupedArena, parts_of
 from decoder.kernels.quantized import views
 
 TORCH_TYPES: Final = {
@@ -27,11 +30,16 @@ _CONVERTS_E4M3: Final = 89
 @dataclass(frozen=True, slots=True)
 class DeviceArena:
     """`blocks` [blocks, ...] is contiguous, a block one run of bytes. `elements` [blocks, layers, 2, kv_heads,
-    block_tokens, head_dim] and `scales`, bfloat16 without head_dim, are views of it; None where there are no scales."""
+    block_tokens, head_dim] and `scales`, bfloat16 without head_dim, are views of it; None where there are no scales.
+
+    windows: the same of window blocks, where the layout has groups; `of` is `GroupedArena.of` then.
+    """
 
     blocks: torch.Tensor
     elements: torch.Tensor
     scales: torch.Tensor | None
+    windows: DeviceArena | None = None
+    of: NDArray[np.int32] | None = None
 
 
 def element_type(layout: KvLayout, capability: int) -> torch.dtype:
@@ -43,14 +51,26 @@ def element_type(layout: KvLayout, capability: int) -> torch.dtype:
     return torch.float8_e4m3fn if capability >= _CONVERTS_E4M3 else torch.uint8
 
 
-def allocate(layout: KvLayout, num_blocks: int, device: torch.device) -> torch.Tensor:
-    """Zeros for `num_blocks` blocks and the null block."""
+def allocate(layout: KvLayout, num_blocks: int, device: torch.device) -> Any:
+    """Zeros for `num_blocks` blocks and the null block; with groups each block has the window block of its number."""
     dtype = torch.uint8 if layout.quantized else TORCH_TYPES[layout.dtype]
-    return torch.zeros((num_blocks + 1, *layout.array_shape), dtype=dtype, device=device)
+
+    def zeros(group: KvLayout) -> torch.Tensor:
+        return torch.zeros((num_blocks + 1, *group.array_shape), dtype=dtype, device=device)
+
+    if not layout.grouped:
+        return zeros(layout)
+    numbers = np.arange(num_blocks + 1, dtype=np.int32)
+    return GroupedArena(zeros(layout.full_group), zeros(layout.window_group), numbers)
 
 
-def view_arena(array: Any, layout: KvLayout, capability: int, device: torch.device) -> DeviceArena:
-    """Views of an arena: a torch tensor on `device`, or the host's array. Raises Internal when it does not fit."""
+def view_arena(arena: Any, layout: KvLayout, capability: int, device: torch.device) -> DeviceArena:
+    """Views of an arena: torch tensors on `device`, or the host's arrays. Raises Internal when it does not fit."""
+    views_of = [_view(array, group, capability, device) for array, group in parts_of(arena, layout)]
+    return replace(views_of[0], windows=views_of[1], of=arena.of) if len(views_of) > 1 else views_of[0]
+
+
+def _view(array: Any, layout: KvLayout, capability: int, device: torch.device) -> DeviceArena:
     blocks: torch.Tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     stored = torch.uint8 if layout.quantized else TORCH_TYPES[layout.dtype]
     if blocks.dtype == torch.uint16 and stored.itemsize == 2:

@@ -1,7 +1,8 @@
 """Attention of a device step: keys and values written, decodes over their tile plans or shared runs, chunks.
 
-Owns the memory of the decodes' plans, one for each window, and of the shared runs' (none where a group's rows do not
-fit a slot). `begin` is called once a step, `attend` for each layer, by `device_step.py`. It never waits for the device.
+Owns in which group of layers each lies, the memory of the decodes' plans, one for each window, and of the shared runs'
+(none where a group's rows do not fit a slot). `begin` is called once a step, `attend` for each layer, by
+`device_step.py`. It never waits for the device.
 """
 
 # Methods of torch without annotations.
@@ -14,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from common.errors import Internal
+from common.layout import KvLayout
 from decoder.kernels.gpu import capability
 from decoder.kernels.kv_write.triton import write
 from decoder.kernels.paged_decode import triton as paged_decode
@@ -21,6 +23,7 @@ from decoder.kernels.paged_decode.plan import DecodePlan
 from decoder.kernels.paged_prefill import triton as paged_prefill
 from decoder.kernels.shared_prefix_decode import triton as shared_decode
 from decoder.models.config import ModelConfig
+from decoder.models.device_arena import DeviceArena
 from decoder.models.device_batch import StepInputs
 from decoder.models.device_weights import DeviceLayer
 
@@ -34,8 +37,11 @@ class DeviceAttention:
     `dtype` is the type of activations, `query_dtype` that of rotated queries: the one in which keys are multiplied.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, query_dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: KvLayout, dtype: torch.dtype, query_dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._config = config
+        self._places = [layout.place_of(layer) for layer in range(layout.num_layers)]
         self._dtype = dtype
         self._query_dtype = query_dtype
         self._device = device
@@ -94,37 +100,41 @@ class DeviceAttention:
         index: int,
         layer: DeviceLayer,
         inputs: StepInputs,
-        arena: torch.Tensor,
-        scales: torch.Tensor | None,
+        arena: DeviceArena,
     ) -> torch.Tensor:
         """Rows [T, heads * head_dim] of what layer `index` attends to, for its fused q, k and v [T, ...]: the decodes'
         first, then those of chunks. Writes keys and values."""
         config = self._config
+        windowed, place = self._places[index]
+        memory, tables = (arena.windows, inputs.window_tables) if windowed else (arena, inputs.tables)
+        if memory is None or tables is None:
+            raise Internal("a layer lies in window blocks, and the step has none")
+        elements, scales = memory.elements, memory.scales
         heads = fused.unflatten(1, (-1, config.head_dim))
         queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         rotated, attended = (
             torch.empty(queries.shape, dtype=dtype, device=self._device) for dtype in (self._query_dtype, self._dtype)
         )
         write(
-            queries, keys, values, arena, index, inputs.tables, inputs.owners, inputs.positions, *layer.rotation,
+            queries, keys, values, elements, place, tables, inputs.owners, inputs.positions, *layer.rotation,
             rotated, scales=scales, norms=layer.head_norms, epsilon=config.norm_epsilon,
         )  # fmt: skip
         decodes = inputs.num_decodes
         scale, soft_cap = config.query_scale, config.attention_cap or 0.0
         if inputs.shared is not None and self._sharing is not None and self._rest is not None and not layer.window:
             shared_decode.attend(
-                rotated[:decodes, None], arena, index, inputs.shared, self._rest, self._sharing,
+                rotated[:decodes, None], elements, place, inputs.shared, self._rest, self._sharing,
                 attended[:decodes, None], scale=scale, scales=scales, soft_cap=soft_cap,
             )  # fmt: skip
         elif decodes:
             paged_decode.attend(
-                rotated[:decodes, None], arena, index, inputs.tables[:decodes], inputs.lengths[:decodes],
+                rotated[:decodes, None], elements, place, tables[:decodes], inputs.lengths[:decodes],
                 self._plans[layer.window], attended[:decodes, None], scale=scale, scales=scales,
                 soft_cap=soft_cap,
             )  # fmt: skip
         if inputs.prefill is not None:
             paged_prefill.attend(
-                rotated[decodes:], arena, index, inputs.tables[decodes:], inputs.prefill.starts,
+                rotated[decodes:], elements, place, tables[decodes:], inputs.prefill.starts,
                 inputs.lengths[decodes:], inputs.prefill.plan, attended[decodes:], scale=scale, scales=scales,
                 soft_cap=soft_cap, window=layer.window,
             )  # fmt: skip

@@ -26,7 +26,8 @@ class StepInputs:
 
     logit_rows int64 [R]; None where every row's logits are wanted. An empty place of a decode batch has position 0,
     length 0 and a table of null blocks. `shared`: runs of blocks that decodes read together; None without. `adapters`:
-    rows that have one; None without.
+    rows that have one; None without. `window_tables`: window blocks in the places of `tables`; None without groups of
+    layers.
     """
 
     token_ids: torch.Tensor
@@ -39,3 +40,4 @@ class StepInputs:
     logit_rows: torch.Tensor | None = None
     shared: SharedPlan | None = None
     adapters: AdapterRows | None = None
+    window_tables: torch.Tensor | None = None

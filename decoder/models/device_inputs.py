@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.batch import StepBatch
+from decoder.batch import IntArray, StepBatch
 from decoder.kernels.gpu import power_of_two
 from decoder.kernels.lora.plan import AdapterRows, RowGroups
 from decoder.kernels.paged_prefill.triton import plan
@@ -63,6 +63,7 @@ def upload(
     device: torch.device,
     shared: SlotLayout | None = None,
     groups: RowGroups | None = None,
+    window_tables: IntArray | None = None,
 ) -> StepInputs:
     """Inputs of any step. `group` is the model's query heads of a key head, `rows` those of a prefill block."""
     decodes = batch.num_decodes
@@ -82,6 +83,7 @@ def upload(
         logit_rows=_to(batch.logit_rows.astype(np.int64), device),
         shared=None if shared is None else SharedPlan.of(shared, device),
         adapters=None if groups is None else AdapterRows.of(groups, device),
+        window_tables=None if window_tables is None else _to(window_tables, device),
     )
 
 
@@ -92,14 +94,19 @@ def _to(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class DecodeInputs:
-    """The fixed memory of decode steps of a shape, with tables of `width` blocks and slots of `members` sequences."""
+    """The fixed memory of decode steps of a shape, with tables of `width` blocks and slots of `members` sequences, and
+    where the layout is `grouped`, tables of as many window blocks."""
 
-    def __init__(self, shape: DecodeShape, width: int, members: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: DecodeShape, width: int, members: int, device: torch.device, *, grouped: bool = False
+    ) -> None:
         bucket, slots = shape.bucket, shape.slots
         sizes: dict[str, tuple[int, ...]] = {}
         if shape.tiles:  # first, since addresses are two words
             sizes |= {"addresses": (2 * shape.tiles,), "tiles": (shape.tiles, 2), "rows": (bucket,)}
         sizes |= {"token_ids": (bucket,), "positions": (bucket,), "lengths": (bucket,), "tables": (bucket, width)}
+        if grouped:
+            sizes["window_tables"] = (bucket, width)
         if slots:
             sizes |= {
                 "slot_members": (slots, members), "slot_tables": (slots, width), "slot_lengths": (slots,),
@@ -129,6 +136,7 @@ class DecodeInputs:
             num_decodes=bucket,
             shared=SharedPlan(*(parts[name] for name in names)) if slots else None,
             adapters=adapters,
+            window_tables=parts.get("window_tables"),
         )
 
     def _parts(self, words: Any) -> dict[str, Any]:
@@ -139,7 +147,13 @@ class DecodeInputs:
             first = last
         return parts
 
-    def put(self, batch: StepBatch, shared: SlotLayout | None = None, groups: RowGroups | None = None) -> None:
+    def put(
+        self,
+        batch: StepBatch,
+        shared: SlotLayout | None = None,
+        groups: RowGroups | None = None,
+        window_tables: IntArray | None = None,
+    ) -> None:
         """Make `batch`, decodes alone, what the next step computes. Waits for no step, only for an old copy."""
         count, width = batch.block_tables.shape
         self._turn ^= 1
@@ -152,6 +166,8 @@ class DecodeInputs:
         words["positions"][:count] = batch.positions
         words["lengths"][:count] = batch.context_lens
         words["tables"][:count, :width] = batch.block_tables
+        if window_tables is not None:
+            words["window_tables"][:count, :width] = window_tables
         if shared is not None:
             slots, run = shared.slot_tables.shape
             words["slot_members"][:slots] = shared.slot_members

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from common.errors import Internal, ResourceExhausted
 from common.layout import KvDtype, KvLayout
 from decoder.batch import IntArray, StepBatch
+from decoder.grouped_arena import GroupedArena
 from decoder.kernels.block_copy.triton import copy
 from decoder.kernels.block_scrub.triton import scrub
 from decoder.kernels.gpu import capability
 from decoder.kernels.lora.plan import RowGroups, group_rows
 from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
 from decoder.kernels.shared_prefix_decode.plan import SlotLayout
-from decoder.models.checks import check_batch
+from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
 from decoder.models.device_adapters import DeviceAdapter, Layer
@@ -99,7 +100,7 @@ class DeviceModel:
         query_dtype = self.dtype if layout.quantized else element_type(layout, self._capability)
         memory = make_memory or (lambda _: OwnMemory(device))
         weights = load_weights(config, read, self.dtype, report, memory)
-        self.step = DeviceStep(config, weights, self.dtype, query_dtype)
+        self.step = DeviceStep(config, layout, weights, self.dtype, query_dtype)
         self.members = self.step.attention.members
         self._sharing = SharingRule(config, layout, self.members, query_dtype.itemsize, sharing)
         on_gpu = device.type == "cuda"
@@ -107,7 +108,7 @@ class DeviceModel:
         width = layout.blocks_for(config.max_position)
         self._graphs = DecodeGraphs(
             recorder or (CudaRecorder() if on_gpu else DirectRecorder()),
-            lambda shape: DecodeInputs(shape, width, self.members, device),
+            lambda shape: DecodeInputs(shape, width, self.members, device, grouped=layout.grouped),
         )
         self._sampling: SampleWorkspace | None = None
 
@@ -131,14 +132,16 @@ class DeviceModel:
         )  # fmt: skip
         if not batch.token_ids.size:
             return PendingStep(torch.zeros((0, config.vocab_size)), None)
+        if isinstance(arena, GroupedArena):
+            check_window_blocks(batch, arena, self.layout)
         if 0 < batch.num_decodes == batch.context_lens.size <= MAX_DECODES:
             logits = self._decode(batch, paged)
             if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
                 logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
         else:
             shared = self._shared(batch, recorded=False)
-            inputs = self.upload(batch, shared, group_rows(batch.adapters, batch.query_starts))
-            logits = self.step.run(inputs, paged.elements, paged.scales)
+            inputs = self.upload(batch, paged, shared, group_rows(batch.adapters, batch.query_starts))
+            logits = self.step.run(inputs, paged)
         return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
 
     def forward_decode(self, batch: StepBatch, arena: Any) -> torch.Tensor:
@@ -150,19 +153,20 @@ class DeviceModel:
         groups = group_rows(batch.adapters, batch.query_starts)
         shape = DecodeShape.of(batch, shared, groups)
         fixed = self._graphs.inputs(shape)
-        fixed.put(batch, shared, groups)
-        logits = self._graphs.run(
-            shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena.elements, arena.scales)
-        )
+        fixed.put(batch, shared, groups, _window_tables(batch, arena))
+        logits = self._graphs.run(shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena))
         return logits[: batch.num_decodes]
 
     def _shared(self, batch: StepBatch, *, recorded: bool) -> SlotLayout | None:
         return self._sharing.choose(batch, recorded=recorded) if self.members else None
 
-    def upload(self, batch: StepBatch, shared: SlotLayout | None = None, groups: RowGroups | None = None) -> StepInputs:
-        """A checked batch on the device, in memory of its own."""
+    def upload(
+        self, batch: StepBatch, arena: DeviceArena, shared: SlotLayout | None = None, groups: RowGroups | None = None
+    ) -> StepInputs:
+        """A checked batch for an arena on the device, in memory of its own."""
         rows = self.step.attention.prefill_rows
-        return upload(batch, self.config.group_size, rows, self.device, shared, groups)
+        windows = _window_tables(batch, arena)
+        return upload(batch, self.config.group_size, rows, self.device, shared, groups, windows)
 
     def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         rows, vocab = logits.shape
@@ -192,17 +196,24 @@ class DeviceModel:
         if np.unique(targets).size != targets.size or np.isin(targets, sources).any():
             raise Internal("a copy plan writes a block that it reads, or twice")
         self._copy(paged, sources, targets, num_tokens)
+        if isinstance(arena, GroupedArena) and paged.windows is not None:
+            self._copy(paged.windows, arena.windows_of(sources), arena.windows_of(targets), num_tokens)
 
     def _copy(self, arena: DeviceArena, *columns: IntArray) -> None:
         sources, targets, counts = (torch.from_numpy(np.array(c, np.int32)).to(self.device) for c in columns)
         copy(arena.elements, sources, targets, counts, scales=arena.scales)
 
     def scrub_blocks(self, arena: Any, block_ids: IntArray, *, poison: bool = False) -> None:
-        """Overwrite blocks with zeros, or with NaN when `poison` (tests: a stale read becomes visible)."""
-        blocks = self.view(arena).blocks
-        if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < blocks.shape[0]:
+        """Overwrite blocks, and the window blocks that they have, with zeros, or with NaN when `poison` (tests: a stale
+        read becomes visible)."""
+        paged = self.view(arena)
+        if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < paged.blocks.shape[0]:
             raise Internal("a block id is outside the arena")
-        scrub(blocks, torch.from_numpy(np.array(block_ids, np.int32)).to(self.device), poison=poison)
+        parts = [(paged.blocks, block_ids)]
+        if isinstance(arena, GroupedArena) and paged.windows is not None:
+            parts.append((paged.windows.blocks, arena.pairs_of(block_ids)[:, 1]))
+        for blocks, chosen in parts:
+            scrub(blocks, torch.from_numpy(np.array(chosen, np.int32)).to(self.device), poison=poison)
 
     def pack_adapter(self, layers: tuple[Layer, ...]) -> DeviceAdapter:
         """A LoRA adapter of this model in the form that a batch's `adapters` hold. It may be called from any thread.
@@ -226,3 +237,7 @@ class DeviceModel:
     def view(self, arena: Any) -> DeviceArena:
         """The arena as kernels take it. Raises Internal when it does not fit the layout or the device."""
         return view_arena(arena, self.layout, self._capability, self.device)
+
+
+def _window_tables(batch: StepBatch, arena: DeviceArena) -> IntArray | None:
+    return None if arena.of is None else arena.of[batch.block_tables]

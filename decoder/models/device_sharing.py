@@ -47,7 +47,7 @@ class SharingRule:
         self._costs = costs
         self._block_tokens = layout.block_tokens
         self._layers = sum(layer.window is None for layer in config.layers)
-        self._block_bytes = layout.block_bytes // layout.num_layers
+        self._block_bytes = layout.block_bytes // layout.block_layers
         row = config.num_heads * config.head_dim
         # The rest's result is float32 and is read again by the merge.
         self._row_bytes = row * 8

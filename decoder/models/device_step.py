@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from common.errors import Internal
+from common.layout import KvLayout
 from decoder.kernels.activation.triton import gate
 from decoder.kernels.gpu import capability
 from decoder.kernels.lora import plan as lora_plan
@@ -22,6 +23,7 @@ from decoder.kernels.mixture.triton import ProductConfig, configs, mix
 from decoder.kernels.norm.triton import norm
 from decoder.models.config import ModelConfig
 from decoder.models.device_adapters import part_ends
+from decoder.models.device_arena import DeviceArena
 from decoder.models.device_attention import DeviceAttention
 from decoder.models.device_batch import StepInputs
 from decoder.models.device_weights import DeviceWeights, Experts, Feed
@@ -34,22 +36,24 @@ class DeviceStep:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: DeviceWeights, dtype: torch.dtype, query_dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        layout: KvLayout,
+        weights: DeviceWeights,
+        dtype: torch.dtype,
+        query_dtype: torch.dtype,
     ) -> None:
         self._config = config
         self._weights = weights
         self._dtype = dtype
         self._device = weights.embedding.device
         self._part_ends = part_ends(config)
-        self.attention = DeviceAttention(config, dtype, query_dtype, self._device)
+        self.attention = DeviceAttention(config, layout, dtype, query_dtype, self._device)
 
-    def run(self, inputs: StepInputs, arena: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits, float32 [R, vocab]; keys and values of the rows are written to `arena`, and to `scales` if quantised.
-
-        Both as `decoder/models/device_arena.py` gives them.
-        """
+    def run(self, inputs: StepInputs, arena: DeviceArena) -> torch.Tensor:
+        """Logits, float32 [R, vocab]; keys and values of the rows are written to the arena."""
         config, weights = self._config, self._weights
-        self.attention.begin(inputs, arena.shape[4])
+        self.attention.begin(inputs, arena.elements.shape[4])
         residual = weights.embedding.index_select(0, inputs.token_ids).float()
         if config.embedding_scale != 1.0:
             residual *= config.embedding_scale
@@ -60,7 +64,7 @@ class DeviceStep:
         for index, (layer, next_norm) in enumerate(zip(weights.layers, following, strict=True)):
             product = functools.partial(self._product, inputs.adapters, index)
             fused = product(lora_plan.QKV, hidden, layer.qkv, layer.qkv_bias)
-            attended = self.attention.attend(fused, index, layer, inputs, arena, scales)
+            attended = self.attention.attend(fused, index, layer, inputs, arena)
             mixed = product(lora_plan.OUTPUT, attended, layer.output, layer.output_bias)
             norm(
                 mixed, layer.mlp_norm, hidden, epsilon=epsilon, residual=residual,

@@ -30,8 +30,8 @@ def warm_up(model: DeviceModel) -> None:
     ids, one = np.zeros(tokens, np.int32), np.ones(1, np.int32)
 
     def once(batch: StepBatch, shared: SlotLayout | None = None) -> None:
-        inputs = model.upload(batch, shared, group_rows(batch.adapters, batch.query_starts))
-        model.step.run(inputs, arena.elements, arena.scales)
+        inputs = model.upload(batch, arena, shared, group_rows(batch.adapters, batch.query_starts))
+        model.step.run(inputs, arena)
 
     # Of the first layer alone: it is there for its kernels.
     zeros = {

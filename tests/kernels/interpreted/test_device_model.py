@@ -265,7 +265,7 @@ def test_fixed_memory_gives_the_bits_of_any_other() -> None:
     for parts in (rows, rows[::-1]):
         batch = batch_of([(row, 1) for row in parts])
         got = model.forward(batch, arena).copy()
-        want = model.step.run(model.upload(batch), arena)
+        want = model.step.run(model.upload(batch, model.view(arena)), model.view(arena))
         assert np.abs(got - want.numpy(force=True)).max() < 1e-5
     assert recorder.recorded == 1
     moved = arena.clone()
