@@ -39,3 +39,22 @@ class StepBatch:
     logit_rows: IntArray
     num_decodes: int
     adapters: tuple[Any | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawColumns:
+    """How the token of each logit row of a batch is drawn where the logits are, and which inputs were drawn there.
+
+    temperatures: float64 [R]  at or below 1e-4: the likeliest token
+    seeds:        uint64 [R]
+    samples:      int32 [R]
+    positions:    int32 [R]    that the tokens will have
+    sources:      int32 [num_decodes] row of the draw before this one whose token is the decode's input; -1: `token_ids`
+                  has it
+    """
+
+    temperatures: NDArray[np.float64]
+    seeds: NDArray[np.uint64]
+    samples: IntArray
+    positions: IntArray
+    sources: IntArray

@@ -47,7 +47,7 @@ def limit_scored(chunks: Rows[tuple[Sequence, int]]) -> list[tuple[Sequence, int
     """The chunks of a step, cut so that at most `SCORED_TOKENS` tokens are of prompts that are still to be scored."""
     left, limited = SCORED_TOKENS, []
     for sequence, count in chunks:
-        if sequence.scores is not None and sequence.scores.missing(sequence.num_computed, count, sequence.num_prompt):
+        if sequence.scores is not None and sequence.scores.missing(sequence.launched, count, sequence.num_prompt):
             count = min(count, left)
             left -= count
         if count:

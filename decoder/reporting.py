@@ -24,11 +24,13 @@ class Reporter:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
+        self._fenced_step = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget everything: the session is new or gone."""
         self._released: list[SequenceReport] = []
+        self._unfenced: list[tuple[int, SequenceReport]] = []  # releases, each with the last step that writes there
         self._noted: list[Sequence] = []
         self._is_away = False
         self._ended: list[Held] = []  # released while away
@@ -49,8 +51,8 @@ class Reporter:
         self._noted.append(sequence)
 
     def release(self, sequence: Sequence, keep_seconds: float = 0.0) -> None:
-        """The lease of a sequence ends with the next report, and is off the sequence now. With `keep_seconds` it is
-        kept, its newest token too."""
+        """The lease of a sequence ends with the next report, but not before the last step that was launched with it is
+        fenced, and is off the sequence now. With `keep_seconds` it is kept, its newest token too."""
         lease = sequence.lease
         if lease is None:
             return
@@ -61,15 +63,27 @@ class Reporter:
             self._last_words[lease] = SequenceReport(
                 lease, tokens=pack_tokens(rest), release=True, keep_seconds=keep_seconds
             )
-        self._released.append(self._difference(sequence, lease, release=True, keep_seconds=keep_seconds))
+        report = self._difference(sequence, lease, release=True, keep_seconds=keep_seconds)
+        if sequence.last_step > self._fenced_step:
+            self._unfenced.append((sequence.last_step, report))
+        else:
+            self._released.append(report)
         sequence.drop_lease()
+
+    def fence(self, step: int) -> bool:
+        """Launched steps up to this number write nothing any more. Whether that lets leases go."""
+        self._fenced_step = max(self._fenced_step, step)
+        before = len(self._unfenced)
+        self._released += [report for last, report in self._unfenced if last <= self._fenced_step]
+        self._unfenced = [item for item in self._unfenced if item[0] > self._fenced_step]
+        return len(self._unfenced) < before
 
     def release_unused(self, lease: LeaseId, keep_seconds: float = 0.0) -> None:
         """A lease that came for a sequence that has ended meanwhile."""
         self._released.append(SequenceReport(lease, release=True, keep_seconds=keep_seconds))
 
     def leave(self) -> None:
-        """The stream is broken; what was reported last may not have arrived."""
+        """The stream is broken; what was reported last may not have arrived. Every launched step is fenced."""
         self._is_away = True
 
     def present(self, running: Iterable[Sequence]) -> tuple[Held, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.layout import NULL_BLOCK
-from decoder.batch import StepBatch
+from decoder.batch import DrawColumns, StepBatch
 from decoder.cache_api import Arena
 from decoder.prompt_logprobs import ScoredRows
 from decoder.scheduler import Plan
@@ -37,6 +37,26 @@ class StepModel(Protocol):
 
     def copy_blocks(self, arena: Arena, sources: IntArray, targets: IntArray, num_tokens: IntArray) -> None:
         """Copy the first `num_tokens[i]` tokens of block `sources[i]` to `targets[i]`."""
+
+
+class Launched(Protocol):
+    """A step that was queued on a device."""
+
+    def wait(self) -> IntArray:
+        """The drawn ids, int32 [R], -1 where a row was not finite; returns when the step has finished. Raises what went
+        wrong in it."""
+
+
+@runtime_checkable
+class AheadModel(StepModel, Protocol):
+    """A model whose steps can be queued, the next before the ids of the one before are known. Whatever is queued runs
+    in order, copies of blocks and `forward` too."""
+
+    def launch(self, batch: StepBatch, arena: Arena, draws: DrawColumns) -> Launched:
+        """Queue a step and the drawing of its tokens. The arrays may be changed when this has returned."""
+
+    def quiesce(self) -> None:
+        """Returns when nothing that was queued can touch the arena any more. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +104,24 @@ class Runner:
             self._tokens, self._positions = np.empty(total, np.int32), np.empty(total, np.int32)
         tokens, positions = self._tokens[:total], self._positions[:total]
         if singles:
-            tokens[: len(singles)] = [sequence.tokens[sequence.num_computed] for sequence, _ in singles]
-            positions[: len(singles)] = [sequence.num_computed for sequence, _ in singles]
+            tokens[: len(singles)] = [sequence.next_token or 0 for sequence, _ in singles]
+            positions[: len(singles)] = [sequence.launched for sequence, _ in singles]
         for (sequence, count), start in zip(chunks, starts[len(singles) :].tolist(), strict=False):
-            first = sequence.num_computed
+            first = sequence.launched
             known = min(count, sequence.remaining)
             tokens[start : start + known] = sequence.tokens[first : first + known]
             tokens[start + known : start + count] = drafts.get(sequence.sequence_id, sequence.tokens[:0])
             positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
-        contexts = np.array([sequence.num_computed + count for sequence, count in parts], np.int32)
+        contexts = np.array([sequence.launched + count for sequence, count in parts], np.int32)
         sampled: list[tuple[Sequence, int]] = []
         scored: list[ScoredRows] = []
         logit_rows: list[int] = []
         for (sequence, count), end in zip(parts, starts[1:].tolist(), strict=True):
             if sequence.scores is not None:
-                wanted = sequence.scores.missing(sequence.num_computed, count, sequence.num_prompt)
+                wanted = sequence.scores.missing(sequence.launched, count, sequence.num_prompt)
                 if wanted:
                     scored.append(ScoredRows(sequence, wanted, len(logit_rows)))
-                    start = end - count - sequence.num_computed
+                    start = end - count - sequence.launched
                     logit_rows += range(start + wanted.start, start + wanted.stop)
             if count >= sequence.remaining:  # its last known token is computed, and what is guessed after it
                 sampled.append((sequence, len(logit_rows)))

@@ -39,6 +39,7 @@ class Plan:
     preempted: sequences that gave up their place; leases and sealed counts are still on them, to be released
     outgrown:  (sequence, blocks needed) that no pool of this size can hold any more
     drafts:    token ids, int32, guessed to come after the last one of a decode; filled in by the speculator
+    is_stuck:  somebody would have to give way, which was not allowed now
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Plan:
     outgrown: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[SequenceId, IntArray] = field(default_factory=dict)
     in_need: bool = False
+    is_stuck: bool = False
 
     @property
     def has_work(self) -> bool:
@@ -60,7 +62,7 @@ class Plan:
 
 
 def _prefills(sequence: Sequence) -> bool:
-    return sequence.remaining > 1 or not sequence.num_generated
+    return sequence.remaining > 1 or sequence.length == sequence.num_prompt
 
 
 class Scheduler:
@@ -193,15 +195,19 @@ class Scheduler:
 
     # ---- one step
 
-    def schedule(self) -> Plan:
-        """Choose the next step: decodes first, then prefill chunks, and whom to preempt where blocks lack."""
+    def schedule(self, *, may_preempt: bool = True) -> Plan:
+        """Choose the next step: decodes first, then prefill chunks, and whom to preempt where blocks lack.
+
+        Without `may_preempt` nobody gives way and nobody ends; a plan that would need it is stuck, and may be asked for
+        again. Tokens that launched steps compute and draw count as computed and drawn.
+        """
         plan = Plan()
         prefills: list[Sequence] = []
         self._hold = max(0, self._hold - 1)
         for sequence in list(self.running):
-            if sequence.state is not SequenceState.RUNNING or sequence.paused:
+            if sequence.state is not SequenceState.RUNNING or sequence.paused or sequence.is_last_promised:
                 continue
-            if not sequence.remaining or not self._cover(sequence, plan):
+            if not sequence.remaining or not self._cover(sequence, plan, may_preempt=may_preempt):
                 continue  # without anything to compute it waits for the others of its beam group
             if _prefills(sequence):
                 prefills.append(sequence)
@@ -212,7 +218,7 @@ class Scheduler:
         chunks = share_chunks(prefills, max(1, budget - len(plan.decodes)))
         plan.chunks = limit_scored([(sequence, min(count, self._covered(sequence))) for sequence, count in chunks])
         if self.queue.is_blocked and not plan.preempted:
-            self._evict_paused(plan)
+            self._evict_paused(plan, may_preempt=may_preempt)
         if not self.running:
             self._hold = 0
         return plan
@@ -224,9 +230,9 @@ class Scheduler:
         for sequence in self.running:
             if not sequence.paused:
                 steps = ahead if sequence.pace is None else ahead * (1 + sequence.pace.length)
-                tokens = min(sequence.num_tokens - 1 + steps, sequence.last_kv_tokens)
+                tokens = min(sequence.length - 1 + steps, sequence.last_kv_tokens)
                 if self.windows.tokens:  # a prompt that is longer than the pool of either kind takes them as it goes
-                    tokens = min(tokens, sequence.num_computed + max(steps, self.chunk_tokens))
+                    tokens = min(tokens, sequence.launched + max(steps, self.chunk_tokens))
                 need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
         return need
 
@@ -246,12 +252,14 @@ class Scheduler:
             sequence.append_block(block)
         return count
 
-    def _cover(self, sequence: Sequence, plan: Plan) -> bool:
+    def _cover(self, sequence: Sequence, plan: Plan, *, may_preempt: bool) -> bool:
         # Makes the table reach what is to be computed; where not even a part of it, decides who gives way.
-        needed = self.blocks_for(min(sequence.num_tokens, sequence.num_computed + self.chunk_tokens))
-        at_once = self.blocks_for(sequence.num_computed + 1) - self.windows.gone_by(sequence.num_computed)
+        needed = self.blocks_for(min(sequence.length, sequence.launched + self.chunk_tokens))
+        at_once = self.blocks_for(sequence.launched + 1) - self.windows.gone_by(sequence.launched)
         if at_once > self.num_blocks:
-            plan.outgrown.append((sequence, at_once))
+            if may_preempt:
+                plan.outgrown.append((sequence, at_once))
+            plan.is_stuck |= not may_preempt
             return False
         while sequence.num_blocks < needed:
             block = self.credit.take()
@@ -260,13 +268,15 @@ class Scheduler:
             if block is None:
                 plan.in_need = True
                 if self.credit.is_refused and not self.credit.is_asking and not plan.preempted:
-                    self._preempt(self._victim(), plan)
+                    if may_preempt:
+                        self._preempt(self._victim(), plan)
+                    plan.is_stuck |= not may_preempt
                 return False
             sequence.append_block(block)
         return True
 
     def _covered(self, sequence: Sequence) -> int:
-        return sequence.num_blocks * self.block_tokens - sequence.num_computed
+        return sequence.num_blocks * self.block_tokens - sequence.launched
 
     def _victim(self) -> Sequence:
         # Of the tenant that holds most for its weight: who came late by its fair turn does not go first.
@@ -292,9 +302,11 @@ class Scheduler:
         self._hold = HOLD_STEPS
         plan.preempted += members
 
-    def _evict_paused(self, plan: Plan) -> None:
+    def _evict_paused(self, plan: Plan, *, may_preempt: bool) -> None:
         # A reader that stopped must not keep the head of the queue out.
         victim = self._victim() if self.running else None
-        if victim is not None and victim.paused:
+        if victim is not None and victim.paused and not may_preempt:
+            plan.is_stuck = True
+        elif victim is not None and victim.paused:
             self._preempt(victim, plan)
             self._hold = 0

@@ -1,8 +1,9 @@
 """What is asked and how far it is: requests, their parameters, and the sequences that run for them.
 
 Owns the bookkeeping of one sequence: its tokens, its block table and what the daemon has been told of it. Invariant:
-`num_computed <= num_tokens`, the table covers every computed token, and `reported_tokens <= num_tokens`. Changed by the
-scheduler and the engine alone; knows no clock, socket, model or other sequence.
+`num_computed <= num_tokens`, the table covers every computed token, and `reported_tokens <= num_tokens`; what launched
+steps bring is counted apart until it is known to be there. Changed by the scheduler and the engine alone; knows no
+clock, socket, model or other sequence.
 """
 
 from __future__ import annotations
@@ -165,10 +166,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing", "group",
-        "is_trunk", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties",
-        "places", "rank", "reported_sealed", "reported_tokens", "request", "sample", "scores", "sequence_id",
-        "shared", "state", "structure", "taken",
+        "_table", "_tokens", "admitted", "cached_tokens", "copied", "copy", "finishing", "group", "in_flight",
+        "is_trunk", "last_step", "lease", "num_blocks", "num_computed", "num_tokens", "pace", "paused", "penalties",
+        "places", "promised", "rank", "reported_sealed", "reported_tokens", "request", "sample", "scores",
+        "sequence_id", "shared", "state", "structure", "taken", "tenure",
     )  # fmt: skip
 
     def __init__(self, sequence_id: SequenceId, request: Request, sample: int, arrival: int, *, is_trunk: bool) -> None:
@@ -194,6 +195,8 @@ class Sequence:
         self.group: object | None = None  # the beam group that it is a member of
         self.places = 1  # in the batch that it takes, those of branches to come included
         self.shared = self.num_tokens  # tokens that a branch shares with what it is forked from
+        self.last_step = 0  # the newest launched step that writes its blocks, by number
+        self.tenure = 0  # changes with each lease
         self._forget_lease()
 
     def _forget_lease(self) -> None:
@@ -203,6 +206,9 @@ class Sequence:
         self.taken: list[int] = []
         self.num_blocks = 0
         self.num_computed = 0
+        self.in_flight = 0  # tokens after the computed ones that launched steps compute
+        self.promised = 0  # tokens after the known ones that launched steps draw
+        self.tenure += 1
         self.reported_tokens = 0
         self.reported_sealed = 0
 
@@ -233,9 +239,29 @@ class Sequence:
         return self.num_tokens - len(self.request.prompt)
 
     @property
+    def length(self) -> int:
+        """Tokens, those included that launched steps draw."""
+        return self.num_tokens + self.promised
+
+    @property
+    def launched(self) -> int:
+        """Tokens that are computed, or will be by launched steps."""
+        return self.num_computed + self.in_flight
+
+    @property
     def remaining(self) -> int:
-        """Known tokens that are not computed yet; 1 in plain decoding."""
-        return self.num_tokens - self.num_computed
+        """Tokens that no step computes yet; 1 in plain decoding."""
+        return self.num_tokens + self.promised - self.num_computed - self.in_flight
+
+    @property
+    def is_last_promised(self) -> bool:
+        """Whether a launched step draws the last token that it may have."""
+        return self.promised > 0 and self.length - self.num_prompt >= self.request.stopping.max_tokens
+
+    @property
+    def next_token(self) -> int | None:
+        """The first token that no step computes yet; None while it is only promised."""
+        return int(self._tokens[self.launched]) if self.launched < self.num_tokens else None
 
     @property
     def last_kv_tokens(self) -> int:

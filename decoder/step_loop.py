@@ -1,10 +1,11 @@
-"""The step loop: take in what came, choose, copy, compute, draw, commit, tell. Owns the order of these in a step.
+"""The step loop: take in what came, choose, copy, compute, commit, tell. Owns the order of these in a step.
 
-Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or writes their targets;
-what a step wrote is reported only after the step has finished; nothing is given out that was computed while the lease
-may have run out; while the session's stream is broken the loop goes on with what is held; a fault in a step fails the
-requests of that step, and the loop goes on. Called by one thread, which `decoder/engine.py` runs. No socket, no
-protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
+How a plan is computed is `steps.py`'s, or on a device, where the next step is launched while one runs, that of
+`ahead_steps.py`. Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or
+writes their targets; what a step wrote is reported only after the step has finished; nothing is given out that was
+computed while the lease may have run out; while the session's stream is broken the loop goes on with what is held; a
+fault in a step fails the requests of that step, and the loop goes on. Called by one thread, which `decoder/engine.py`
+runs. No socket, no protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
 """
 
 from __future__ import annotations
@@ -12,27 +13,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from common.errors import Internal, ResourceExhausted
 from common.logs import get_logger, where
 from common.tokens import pack_tokens
+from decoder.ahead_steps import AheadSteps
 from decoder.beams import groups_of
 from decoder.cache_api import Acquire, CacheClient, Event
 from decoder.commit import Committer
-from decoder.drawing import draw_tokens
 from decoder.inbox import Inbox, Message
 from decoder.intake import Intake
 from decoder.prefix_waits import WAIT_SECONDS
-from decoder.prompt_logprobs import score_prompts
 from decoder.reporting import Reporter
 from decoder.requests import RequestTable
-from decoder.runner import Runner, StepModel
+from decoder.runner import AheadModel, Runner, StepModel
 from decoder.scheduler import Plan, Scheduler
-from decoder.scrubbing import zero_blocks
-from decoder.sequence import Sequence, SpeculationMode
+from decoder.sequence import SpeculationMode
 from decoder.speculation import Drafter, Speculator
-from decoder.structure import Structures
+from decoder.steps import Steps
 from decoder.windows import Windows
 
 MAX_FAILED_STEPS: Final = 3  # so many in a row, and the decoder says that it is not serving
@@ -72,14 +71,12 @@ class StepLoop:
         drafters: Mapping[SpeculationMode, Drafter] | None = None,
     ) -> None:
         self.options = options
-        self.failed_steps = 0
         self._clock_ns = clock_ns
         self._pause = pause
         self._model = model
         self._client = client
         self._log = get_logger()
         self._inbox = inbox
-        self._runner = Runner(options.max_batch, options.chunk_tokens)
         self._scheduler = Scheduler(
             block_tokens=model.layout.block_tokens,
             num_blocks=0,
@@ -104,8 +101,21 @@ class StepLoop:
             max_queue_total=max(options.max_queue, options.max_queue_total),
             clock_ns=clock_ns,
         )
-        self._structures = Structures()
+        self._steps = self._steps_of(model)
         self._next_retry_ns = 0
+
+    def _steps_of(self, model: StepModel) -> Steps:
+        runner = Runner(self.options.max_batch, self.options.chunk_tokens)
+        parts = (runner, self._scheduler, self._speculator, self.requests, self._committer)
+        options: dict[str, Any] = {"is_fenced": lambda: self._is_fenced, "clock_ns": self._clock_ns}
+        if isinstance(model, AheadModel):
+            return AheadSteps(model, *parts, reporter=self._reporter, **options)
+        return Steps(model, *parts, **options)
+
+    @property
+    def failed_steps(self) -> int:
+        """Steps that failed one after the other."""
+        return self._steps.failed_in_a_row
 
     @property
     def is_serving(self) -> bool:
@@ -138,14 +148,18 @@ class StepLoop:
     def _step(self) -> bool:
         moved = self._drain_inbox()
         if self.intake.session is None or self._is_fenced:
+            self._steps.discard()
             return moved
         self._gather()
-        plan = self._scheduler.schedule()
+        moved |= self._steps.are_under_way
+        plan = self._steps.plan()
         self._give_way(plan)
         self._report(in_need=plan.in_need)
         self._admit()
         if plan.has_work:
             self._compute(plan, self.intake.session)
+        else:
+            self._steps.settle()
         return moved or plan.has_work or bool(plan.preempted or plan.outgrown)
 
     def hand_back(self) -> None:
@@ -164,6 +178,7 @@ class StepLoop:
     def _drain_inbox(self) -> bool:
         moved = False
         while (message := self._inbox.take()) is not None:
+            self._steps.settle_for(message)
             self.intake.handle(message)
             moved = True
         if self._scheduler.queue.is_blocked and self._clock_ns() >= self._next_retry_ns:
@@ -242,46 +257,19 @@ class StepLoop:
             self._client.send(session, command)
 
     def _run_copies(self) -> None:
-        arena = self.intake.arena
-        if arena is None or not (self.intake.copies or self.intake.scrubs):
-            return
-        scrubs, self.intake.scrubs = self.intake.scrubs, []
-        for scrub in scrubs:
-            zero_blocks(arena, scrub)
-        sequences, self.intake.copies = self.intake.copies, []
-        try:
-            self._committer.run_copies(sequences, arena)
-            self.requests.note("copied_ns", sequences, self._clock_ns())
-        except Exception as error:  # noqa: BLE001 - fails the requests that needed the copies alone
-            self._step_failed(sequences, error)
+        arena, intake = self.intake.arena, self.intake
+        if arena is not None and (intake.copies or intake.scrubs):
+            sequences, scrubs = intake.copies, intake.scrubs
+            intake.copies, intake.scrubs = [], []
+            self._steps.run_copies(sequences, scrubs, arena)
 
     def _compute(self, plan: Plan, session: int) -> None:
         arena = self.intake.arena
         if arena is None:
             return
-        prefilled = [sequence for sequence, _ in plan.chunks]
-        sequences = [*plan.decodes, *prefilled]
         if self.options.step_delay_seconds:
             self._pause(self.options.step_delay_seconds)
-        self._speculator.draft(plan)
-        try:
-            work = self._runner.build(plan)
-            self._structures.begin(work.sampled)
-            self.requests.note("begun_ns", prefilled, self._clock_ns())
-            logits = self._model.forward(work.batch, arena)
-            score_prompts(work.scored, logits)
-            work = self._structures.ready(work)
-            draws = draw_tokens(work, logits, self.requests)
-            expansions = self._committer.beams.expand(work, logits)
-            firsts = [sequence for sequence, _ in work.sampled if not sequence.num_generated]
-            self.requests.note("computed_ns", firsts, self._clock_ns())
-        except Exception as error:  # noqa: BLE001 - fails the requests of this step alone
-            self._step_failed(sequences, error)
-            return
-        self.failed_steps = 0
-        if self._is_fenced:
-            return  # nothing is committed; if the lease turns out to be alive, the same is computed again
-        forks = self._committer.commit(work, draws, expansions)
+        forks = self._steps.compute(plan, arena)
         if forks and self.intake.absence.is_away:
             self._committer.recall_forks()
         elif forks:
@@ -291,19 +279,11 @@ class StepLoop:
 
     # ---- faults
 
-    def _step_failed(self, sequences: list[Sequence], error: Exception) -> None:
-        self.failed_steps += 1
-        self._log.error(
-            "step_failed", error=type(error).__name__, frames=where(error), sequences=len(sequences),
-            failed_steps=self.failed_steps,
-        )  # fmt: skip
-        for sequence in sequences:
-            self._committer.fail_sequence(sequence, Internal("the step that computed this request failed"))
-
     def _recover(self, error: Exception) -> None:
         # The books cannot be trusted any more: end everything, and let the daemon take back what the session holds.
-        self.failed_steps += 1
+        self._steps.failed_in_a_row += 1
         self._log.error("loop_failed", error=type(error).__name__, frames=where(error), failed_steps=self.failed_steps)
+        self._steps.discard()
         session = self.intake.session
         self.intake.lose_session(Internal("an internal error ended this request; the operator's log has it"))
         if session is not None:

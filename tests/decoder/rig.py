@@ -178,6 +178,7 @@ class Node:
         peers: dict[Any, InProcessClient] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         lateness: Callable[[], int] | None = None,
+        client_class: type[InProcessClient] = InProcessClient,
         **options: Any,
     ) -> None:
         self.model = model if model is not None else RecallModel()
@@ -190,7 +191,7 @@ class Node:
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
         self.client: InProcessClient
         if lateness is None:
-            self.client = InProcessClient(self.manager, self.session, tenant=tenant, root=root, peers=peers)
+            self.client = client_class(self.manager, self.session, tenant=tenant, root=root, peers=peers)
         else:
             self.client = LateClient(self.manager, self.session, tenant=tenant, root=root, lateness=lateness)
         self.options = EngineOptions(**{"max_batch": 32, "chunk_tokens": 16, **options})
