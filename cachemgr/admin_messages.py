@@ -37,7 +37,7 @@ def state_asked(number: int) -> BlockState | None:
 
 
 def snapshot_message(
-    view: views.Snapshot, block_bytes: int, quotas: Mapping[TenantId, TenantQuota]
+    view: views.Snapshot, block_bytes: int, window_block_bytes: int, quotas: Mapping[TenantId, TenantQuota]
 ) -> admin_pb2.GetSnapshotResponse:
     """All counters."""
     return admin_pb2.GetSnapshotResponse(
@@ -72,6 +72,19 @@ def snapshot_message(
         prompt_tokens=view.prompt_tokens,
         adopted_blocks=view.adopted_blocks,
         fenced_operations=view.fenced_operations,
+        windows=_windows_message(view.windows, window_block_bytes),
+    )
+
+
+def _windows_message(view: views.WindowView | None, block_bytes: int) -> admin_pb2.WindowPool | None:
+    if view is None:
+        return None
+    return admin_pb2.WindowPool(
+        total_blocks=view.total_blocks,
+        free_blocks=view.free_blocks,
+        needed_blocks=view.needed_blocks,
+        reclaimed_blocks=view.reclaimed_blocks,
+        block_bytes=block_bytes,
     )
 
 
@@ -106,6 +119,7 @@ def block_message(view: views.BlockView) -> admin_pb2.Block:
         evictable=view.evictable,
         num_tokens=view.num_tokens,
         pinned=view.pinned,
+        window_block=view.window_block,
     )
 
 

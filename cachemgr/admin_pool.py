@@ -44,8 +44,9 @@ class PoolAdmin(AdminBase):
         if manager is None or layout is None:
             return admin_pb2.GetSnapshotResponse(epoch=self._owner.epoch)
         view = manager.snapshot()
+        window_bytes = layout.window_group.block_bytes if layout.grouped else 0
         shown = [usage for usage in view.tenants if usage.used_blocks or self._tenants.owns_blocks(usage.tenant)]
-        return snapshot_message(replace(view, tenants=shown), layout.block_bytes, self._tenants.quotas())
+        return snapshot_message(replace(view, tenants=shown), layout.block_bytes, window_bytes, self._tenants.quotas())
 
     async def CheckIntegrity(
         self, _request: admin_pb2.CheckIntegrityRequest, _context: Any

@@ -18,6 +18,7 @@ from cachemgr.nodes import NEVER, Node, Tree
 from cachemgr.recovery import Recovered
 from cachemgr.state import CacheState
 from cachemgr.upkeep import process_gone
+from cachemgr.window_claims import adopt_windows
 
 LIMBO = SessionId(0)  # no session ever has this number
 NOT_KNOWN = -1  # of the last holder of a block
@@ -35,7 +36,8 @@ def adopt(state: CacheState, found: Recovered, accept: Callable[[TenantId], bool
     _charge(state, nodes)
     state.pool.publish(listed)
     state.pool.unhold(listed)
-    _enqueue(state, nodes, found)
+    order = _enqueue(state, nodes, found)
+    adopt_windows(state, found, order)
     loose = state.pool.unhold(everything[state.index.forest.node_of[everything] == 0], quarantine=True)
     if len(loose):
         state.book.quarantine[LIMBO] = loose
@@ -132,8 +134,9 @@ def _charge(state: CacheState, nodes: list[tuple[int, Node]]) -> None:
         state.pool.ownership.give(np.concatenate(blocks), owner)
 
 
-def _enqueue(state: CacheState, nodes: list[tuple[int, Node]], found: Recovered) -> None:
-    """Puts the leaves in the order of eviction: by when they, or anything below them, were published last."""
+def _enqueue(state: CacheState, nodes: list[tuple[int, Node]], found: Recovered) -> list[int]:
+    """Puts the leaves in the order of eviction: by when they, or anything below them, were published last. Returns the
+    nodes in that order."""
     forest = state.index.forest
     newest: dict[NodeId, int] = {}
     stamps = found.stamps.tolist()
@@ -143,7 +146,9 @@ def _enqueue(state: CacheState, nodes: list[tuple[int, Node]], found: Recovered)
         above = node.parent if node.parent is not None and node.parent.parent is not None else node.tree.anchor
         if above is not None and newest.get(above.node_id, 0) < stamp:
             newest[above.node_id] = stamp
-    for _, node in sorted(nodes, key=lambda item: newest[item[1].node_id]):
+    nodes.sort(key=lambda item: newest[item[1].node_id])
+    for _, node in nodes:
         forest.uses += 1
         node.last_use = forest.uses
         forest.queue.push(node)
+    return [number for number, _ in nodes]

@@ -23,7 +23,15 @@ from cachemgr.pool_owner import PoolOwner, draining_error
 from cachemgr.results import ScopeSpan
 from cachemgr.resume_operation import check_size, held_of, resumed_message
 from cachemgr.scopes import resolve_prefix
-from cachemgr.session_fields import check_decoder, check_most, check_text, check_ttl, layout_of, unpack_blocks
+from cachemgr.session_fields import (
+    check_decoder,
+    check_most,
+    check_text,
+    check_ttl,
+    layout_of,
+    pairs_of,
+    unpack_blocks,
+)
 from cachemgr.sessions import Sessions
 from cachemgr.succession import Orphan
 from cachemgr.tenants import Tenants
@@ -90,11 +98,12 @@ def claim(
     check_size(wanted)
     claims = [_claim_of(proofs, message, number, layout) for number, message in enumerate(wanted.sequences)]
     credit = unpack_blocks(wanted.credit_blocks, "resume.credit_blocks")
+    window_blocks = pairs_of(wanted.window_blocks, "resume.window_blocks")
     manager = owner.require()
     link = sessions.attach(connection, manager, request.decoder_name, request.process_id)
     sessions.holds_arena(link)
     try:
-        done = manager.claim(link.session, claims, credit, proofs.clocks.steady_ns())
+        done = manager.claim(link.session, claims, credit, proofs.clocks.steady_ns(), window_blocks)
     except TesseraError:
         sessions.take_back(link, connection)
         raise

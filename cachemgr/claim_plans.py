@@ -19,6 +19,7 @@ from cachemgr.radix import Match
 from cachemgr.results import ScopeSpan
 from cachemgr.resuming import Held
 from cachemgr.state import CacheState
+from cachemgr.window_claims import Said, table_agrees
 from cachemgr.windows import passed_by
 from common.layout import TOKEN_BYTES
 
@@ -55,9 +56,9 @@ class Plan:
 
 
 def plan_claim(
-    state: CacheState, item: Claim, limbo: set[int], taken: set[int], shared: dict[int, Content]
+    state: CacheState, item: Claim, limbo: set[int], taken: set[int], shared: dict[int, Content], said: Said
 ) -> Plan | None:
-    """How a claim would be granted, or None."""
+    """How a claim would be granted, or None. `said` is what its decoder says of window blocks."""
     held, size = item.held, state.block_tokens
     if not item.valid:
         return None
@@ -70,6 +71,8 @@ def plan_claim(
     if not fits or passed > passed_by(state, sealed) or len(set(present)) != len(present):
         return None
     if present and not 1 <= min(present) <= max(present) <= state.pool.num_blocks:
+        return None
+    if not table_agrees(state, said, held, table):
         return None
     if item.prefix is not None and item.prefix.num_tokens > num_tokens:
         return None

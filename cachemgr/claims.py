@@ -16,19 +16,27 @@ from cachemgr.adoption import in_limbo, leave_limbo
 from cachemgr.blocks import NO_OWNER, BlockState
 from cachemgr.claim_plans import Claim, Plan, Sources, listed_part, plan_claim, source_fits, table_of
 from cachemgr.claimed import Claimed, Content
+from cachemgr.groups import begin
 from cachemgr.ids import BlockArray, SessionId
 from cachemgr.layers import tail_key, trees_of, whole_blocks
 from cachemgr.leases import NO_LEASE, Deferred, Lease, Session
 from cachemgr.resuming import Resumed
 from cachemgr.sealing import seal
 from cachemgr.state import CacheState
+from cachemgr.window_claims import agree, said_by
 from common.errors import InvalidArgument
 
 
 def claim(
-    state: CacheState, session_id: SessionId, claims: Sequence[Claim], credit: BlockArray, now_ns: int
+    state: CacheState,
+    session_id: SessionId,
+    claims: Sequence[Claim],
+    credit: BlockArray,
+    now_ns: int,
+    window_blocks: BlockArray,
 ) -> Resumed:
     """See `CacheManager.claim`."""
+    said = said_by(state, window_blocks)
     claimed = state.claimed
     session = state.book.session(session_id)
     limbo = set(in_limbo(state).tolist())
@@ -40,9 +48,11 @@ def claim(
     own = set(credit.tolist())
     if len(own) != len(credit) or not own <= limbo - taken:
         raise InvalidArgument("credit_blocks", "holds blocks twice, or blocks that are not the session's credit")
+    if not agree(state, said, credit.astype(np.intp)):
+        raise InvalidArgument("window_blocks", "says of credit_blocks what is not so")
     taken |= own
     for item in claims:
-        plan = plan_claim(state, item, limbo, taken, shared)
+        plan = plan_claim(state, item, limbo, taken, shared, said)
         plans.append(plan)
         if plan is not None:
             taken.update(plan.writable)
@@ -143,6 +153,7 @@ def _grant(state: CacheState, session: Session, plan: Plan, now_ns: int) -> Leas
         prefix_blocks=prefix_blocks,
         passed=plan.passed,
     )
+    begin(state, lease, held.sealed_tokens)
     state.book.add(lease)
     state.waits.enter(lease)
     return lease

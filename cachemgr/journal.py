@@ -1,10 +1,11 @@
 """The index journal: what is published where, in memory that outlives the daemon (a mapped file).
 
-One record a block (`records.py`), a table of trees with one of their owners, a table of the processes that hold the
-arena, and a header that binds it all to one arena by its nonce. Invariants: payload is stored before the checksum that
-makes it count, so that a death between any two stores leaves valid records of a moment before, and invalid ones; a
-record says block, previous block and position, so that splits and joints of the tree change nothing here. Called by
-`CacheState` (publish, unpublish) and by the daemon at its start. The header's life, files and clocks are not its own.
+One record a block (`records.py`), a column of window blocks where there are layer groups, a table of trees with one of
+their owners, a table of the processes that hold the arena, and a header that binds it all to one arena by its nonce.
+Invariants: payload is stored before the checksum that makes it count, so that a death between any two stores leaves
+valid records of a moment before, and invalid ones; a record says block, previous block and position, so that splits and
+joints of the tree change nothing here; an entry of a window block is one store. Called by `CacheState` (publish,
+unpublish) and by the daemon at its start. The header's life, files and clocks are not its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _HEAD: Final = struct.Struct("<QIIIIQ")
 _MASK: Final = (1 << 64) - 1
 _HOLDER_KEY: Final = 0x9E3779B97F4A7C15  # spreads small numbers, so that a damaged one is none
 _HOLDER_INVERSE: Final = pow(_HOLDER_KEY, -1, 1 << 64)
+_LOW: Final = np.uint64((1 << 32) - 1)
 _SLOTS_AT_ONCE: Final = 256  # a list of all of them would be megabytes
 _FEW: Final = 10  # up to so many, one by one is cheaper than numpy's fixed costs
 _STAMP: Final = struct.Struct("<Q")
@@ -59,13 +61,15 @@ class IndexJournal:
             raise ValueError("no valid header of an index journal")
         self.identity, self._epoch, self._turn = header
         count, tokens = self.identity.num_blocks, self.identity.block_tokens
-        at = Sections.of(count, tokens)
+        at = Sections.of(count, tokens, self.identity.num_window_blocks)
         self._header = Table(memory, 0, HEADER_SLOTS, HEADER_BYTES)
         self.processes = Table(memory, at.processes, MAX_PROCESSES, PROCESS_BYTES)
         self.owners = Table(memory, at.owners, at.num_owners, OWNER_BYTES)
         self.trees = Table(memory, at.trees, at.num_trees, TREE_BYTES)
         self.checksums: Checksums = memory[at.checksums : at.checksums + 8 * (count + 1)].view(np.uint64)
         self._holders: Checksums = memory[at.holders : at.holders + 8 * (count + 1)].view(np.uint64)
+        entries = count + 1 if self.identity.num_window_blocks else 0
+        self._windows: Checksums = memory[at.windows : at.windows + 8 * entries].view(np.uint64)
         row_bytes = records.row_words(tokens) * TOKEN_BYTES
         self._item = np.dtype(
             {
@@ -188,6 +192,24 @@ class IndexJournal:
         numbers = self._holders * np.uint64(_HOLDER_INVERSE)
         return np.where(numbers >> np.uint64(32), -1, numbers.astype(np.int64))
 
+    def has_windows(self, blocks: BlockRun, window_blocks: NDArray[np.int32]) -> None:
+        """Records the window block (0: none) of each of these blocks: at once, before anybody else can be given it."""
+        entries = window_blocks.astype(np.uint64) << np.uint64(32) | blocks.astype(np.uint64)
+        self._windows[blocks] = np.where(window_blocks > 0, entries * np.uint64(_HOLDER_KEY), np.uint64(0))
+
+    def windows(self) -> NDArray[np.int32]:
+        """The window block of each block [num_blocks + 1], 0 none; one that several entries name is nobody's. Where
+        an entry is damaged it is none."""
+        blocks = np.arange(len(self._windows), dtype=np.uint64)
+        entries = self._windows * np.uint64(_HOLDER_INVERSE)
+        found = entries >> np.uint64(32)
+        fits = (self._windows != 0) & (entries & _LOW == blocks) & (found > 0)
+        fits &= found <= np.uint64(self.identity.num_window_blocks)
+        numbers: NDArray[np.int32] = np.where(fits, found, np.uint64(0)).astype(np.int32)
+        twice = np.bincount(numbers, minlength=self.identity.num_window_blocks + 1) > 1
+        numbers[twice[numbers]] = 0
+        return numbers
+
     def unpublish(self, blocks: BlockRun) -> None:
         """Forgets blocks."""
         if self._pending:
@@ -204,6 +226,7 @@ class IndexJournal:
         drop = np.ones(len(self.checksums), np.bool_)
         drop[blocks] = False
         self.checksums[drop] = 0
+        self._windows[self.windows() == 0] = 0
         self._load()
 
     def known_trees(self) -> dict[int, TreeName]:

@@ -34,7 +34,7 @@ def boot_id() -> bytes:
 
 def create_journal(path: Path, identity: JournalIdentity, epoch: int) -> IndexJournal:
     """A new, empty journal in place of whatever was there. Raises FailedPrecondition where there is no room for it."""
-    size = Sections.of(identity.num_blocks, identity.block_tokens).end
+    size = Sections.of(identity.num_blocks, identity.block_tokens, identity.num_window_blocks).end
     fresh = path.with_name(f".{path.name}.new")
     fd = -1
     try:

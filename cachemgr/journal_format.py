@@ -80,21 +80,23 @@ class Sections:
     trees: int
     checksums: int
     holders: int
+    windows: int
     rows: int
     end: int
 
     @classmethod
-    def of(cls, num_blocks: int, block_tokens: int) -> Self:
-        """For a pool of so many usable blocks."""
+    def of(cls, num_blocks: int, block_tokens: int, num_window_blocks: int = 0) -> Self:
+        """For a pool of so many usable blocks; without window blocks there is no column of them."""
         num_owners = min(num_blocks, MAX_OWNERS)
         processes = PAGE
         owners = processes + Table.size(MAX_PROCESSES, PROCESS_BYTES)
         trees = owners + Table.size(num_owners, OWNER_BYTES)
         checksums = _page(trees + Table.size(num_blocks, TREE_BYTES))
         holders = _page(checksums + (num_blocks + 1) * 8)
-        rows = _page(holders + (num_blocks + 1) * 8)
+        windows = _page(holders + (num_blocks + 1) * 8)
+        rows = _page(windows + (num_blocks + 1) * 8) if num_window_blocks else windows
         end = rows + (num_blocks + 1) * row_words(block_tokens) * TOKEN_BYTES
-        return cls(num_owners, num_blocks, processes, owners, trees, checksums, holders, rows, end)
+        return cls(num_owners, num_blocks, processes, owners, trees, checksums, holders, windows, rows, end)
 
 
 def pack_header(identity: JournalIdentity, epoch: int, turn: int) -> bytes:
@@ -133,7 +135,9 @@ def read_header(memory: NDArray[np.uint8]) -> tuple[JournalIdentity, int, int] |
         if (magic, version) != (MAGIC, VERSION) or not 1 <= tokens <= 1 << 16 or not 1 <= blocks < 1 << 31:
             continue
         identity = JournalIdentity(blocks, tokens, size, fingerprint, nonce, boot, device, *windows)
-        if Sections.of(blocks, tokens).end == len(memory) and (newest is None or turn > newest[2]):
+        if not 0 <= windows[0] <= blocks:
+            continue
+        if Sections.of(blocks, tokens, windows[0]).end == len(memory) and (newest is None or turn > newest[2]):
             newest = (identity, epoch, turn)
     return newest
 

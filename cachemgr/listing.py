@@ -19,7 +19,18 @@ from cachemgr.names import node_name
 from cachemgr.nodes import NEVER, Node
 from cachemgr.pins import pinned_blocks
 from cachemgr.state import CacheState
-from cachemgr.views import BlockView, BranchView, Item, LeaseView, Page, PrefixView, SessionView, Snapshot, TenantView
+from cachemgr.views import (
+    BlockView,
+    BranchView,
+    Item,
+    LeaseView,
+    Page,
+    PrefixView,
+    SessionView,
+    Snapshot,
+    TenantView,
+    WindowView,
+)
 from common.layout import TOKEN_BYTES
 
 _NODE_BITS: Final = 40  # a prefix cursor is (start block, node id): sorted so, parents come before their children
@@ -82,6 +93,22 @@ def snapshot(state: CacheState) -> Snapshot:
         fenced_operations=state.book.fenced_operations,
         adopted_blocks=counters.adopted_blocks,
         tenants=tenants,
+        windows=_windows(state),
+    )
+
+
+def _windows(state: CacheState) -> WindowView | None:
+    """The window blocks, where there are any. Needed is what not all holders of its block have passed."""
+    windows, pool = state.window_blocks, state.pool
+    if windows is None:
+        return None
+    attached = np.flatnonzero(windows.of)
+    holds = pool.references.take(attached) - pool.published.take(attached)
+    return WindowView(
+        total_blocks=windows.num_window_blocks,
+        free_blocks=windows.num_free,
+        needed_blocks=int(np.count_nonzero(holds > windows.passed_by.take(attached))),
+        reclaimed_blocks=windows.num_reclaimed,
     )
 
 
@@ -195,6 +222,7 @@ def _block_view(state: CacheState, block: int, pinned: set[int]) -> BlockView:
         evictable=block_state is BlockState.CACHED,
         num_tokens=num_tokens,
         pinned=block in pinned,
+        window_block=0 if state.window_blocks is None else state.window_blocks.of.item(block),
     )
 
 

@@ -18,13 +18,14 @@ from cachemgr.manager_adoption import ManagerAdoption
 from cachemgr.manager_branches import ManagerBranches
 from cachemgr.manager_quotas import ManagerQuotas
 from cachemgr.manager_views import ManagerViews
+from cachemgr.manager_windows import ManagerWindows
 from cachemgr.recorder import Recorder
 from cachemgr.results import Acquired, DetachOutcome, Reported, ScopeSpan, SequenceFields, Waiting
 from cachemgr.resuming import Held, Resumed
 from cachemgr.state import CacheState
 
 
-class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews):
+class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews, ManagerWindows):
     """Blocks, prefixes and leases of one node. Raises errors of `common.errors` only.
 
     num_blocks:      usable blocks, ids 1..num_blocks

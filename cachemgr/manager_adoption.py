@@ -6,6 +6,9 @@ Invariant: between `adopt` and `finish_adoption` the core is frozen. Pure; part 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import numpy as np
 
 from cachemgr import adoption
 from cachemgr.claim_plans import Claim
@@ -15,6 +18,8 @@ from cachemgr.recovery import Recovered
 from cachemgr.resuming import Resumed
 from cachemgr.state import CacheState
 from common.errors import FailedPrecondition
+
+NO_PAIRS: Final[BlockArray] = np.zeros((0, 2), np.int32)
 
 
 class ManagerAdoption:
@@ -33,9 +38,17 @@ class ManagerAdoption:
         """Whether it is frozen."""
         return self._state.frozen
 
-    def claim(self, session: SessionId, claims: Sequence[Claim], credit: BlockArray, now_ns: int) -> Resumed:
+    def claim(
+        self,
+        session: SessionId,
+        claims: Sequence[Claim],
+        credit: BlockArray,
+        now_ns: int,
+        window_blocks: BlockArray = NO_PAIRS,
+    ) -> Resumed:
         """What a decoder of the daemon before this one holds is leased to its new session, each sequence whole or not
         at all; a block that may be written is claimed once. The answer is acknowledged as that of a report.
+        `window_blocks`, int32 [n, 2], is which window blocks it says that they have, where there are layer groups.
 
         Raises FailedPrecondition where nothing is adopted now, InvalidArgument where the credit cannot be theirs.
         """
@@ -43,7 +56,7 @@ class ManagerAdoption:
         self._state.book.renew(session, now_ns)
         if not self._state.frozen:
             raise FailedPrecondition("there is nothing to claim any more", reason="ADOPTION_OVER")
-        return claim(self._state, session, claims, credit, now_ns)
+        return claim(self._state, session, claims, credit, now_ns, window_blocks)
 
     def finish_adoption(self, *, writers: Collection[int] = (), now_ns: int) -> int:
         """Everybody has claimed, or lost the right to: from now on it serves. What nobody claimed is freed, but for

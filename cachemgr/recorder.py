@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cachemgr.ids import BlockRun
 from cachemgr.nodes import Tree
 
@@ -32,6 +35,10 @@ class Recorder(Protocol):
 
     def given(self, blocks: BlockRun, session: int) -> None:
         """A session may write `blocks` from now on, and nobody else: told before it is."""
+
+    def has_windows(self, blocks: BlockRun, window_blocks: NDArray[np.int32]) -> None:
+        """Blocks, distinct, have these window blocks from now on (0: none), and nobody else has: told before what has
+        gone is given on, and before the end of the step."""
 
     def unpublish(self, blocks: BlockRun) -> None:
         """The index lists these no more. Told before anybody else can be given them."""

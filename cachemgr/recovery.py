@@ -33,6 +33,7 @@ class Recovered:
     trees:                 tree number of each node, a key of `names`, which gives its owner and key
     stamps, priorities:    the highest of a node's blocks;  expiries: the latest, 0 never
     holders:               session that each block [num_blocks + 1] was given to last, 0 none, -1 not known
+    windows:               window block that each block [num_blocks + 1], listed or not, has, 0 none; [0] without groups
     tokens:                packed int32, `block_tokens` a block, zeros after the end of a partly filled one
     """
 
@@ -48,6 +49,7 @@ class Recovered:
     expiries: NDArray[np.int64]
     tokens: bytes
     holders: NDArray[np.int64]
+    windows: NDArray[np.int32]
     names: dict[int, TreeName]
 
     @property
@@ -99,6 +101,7 @@ def recover(journal: IndexJournal) -> Recovered:
         expiries=_latest(records.expiries_of(rows), starts),
         tokens=rows[:, HEAD_WORDS : HEAD_WORDS + journal.identity.block_tokens].tobytes(),
         holders=journal.holders(),
+        windows=journal.windows(),
         names=names,
     )
 

@@ -18,6 +18,7 @@ from cachemgr.results import CopyPlan
 from cachemgr.resuming import Held, Resumed, renamed
 from cachemgr.session_fields import check_most, unpack_blocks
 from cachemgr.sessions import Sessions
+from cachemgr.window_messages import name_all
 from common.errors import FailedPrecondition
 from common.layout import KvLayout
 from common.tokens import pack_tokens, unpack_tokens
@@ -62,8 +63,8 @@ def check_size(resume: cache_pb2.SessionResume) -> None:
 
 
 def resumed_message(owner: PoolOwner, link: Link, layout: KvLayout, done: Resumed) -> cache_pb2.SessionResponse:
-    """The answer that a session goes on."""
-    return cache_pb2.SessionResponse(
+    """The answer that a session goes on, with the window blocks of all that it holds."""
+    response = cache_pb2.SessionResponse(
         revision=done.revision,
         attach=cache_pb2.AttachResponse(
             session_id=link.session,
@@ -82,6 +83,8 @@ def resumed_message(owner: PoolOwner, link: Link, layout: KvLayout, done: Resume
             ],
         ),
     )
+    name_all(owner.require(), response, link.session)
+    return response
 
 
 def held_of(message: cache_pb2.HeldSequence, field: str, layout: KvLayout) -> Held:

@@ -27,6 +27,7 @@ from cachemgr.resume_operation import resume
 from cachemgr.session_fields import check_decoder, layout_of
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
+from cachemgr.window_messages import name_window_blocks
 from common.errors import FailedPrecondition, InvalidArgument, TesseraError
 from common.faults import Faults
 from common.logs import get_logger
@@ -164,6 +165,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         scrub = self._owner.require().take_scrub()
         if len(scrub):
             response.scrub = pack_tokens(scrub)
+        name_window_blocks(self._owner.require(), response)
         return response
 
     def _attach(self, connection: Connection, request: cache_pb2.AttachRequest) -> cache_pb2.SessionResponse:

@@ -60,6 +60,14 @@ def unpack_blocks(data: bytes, field: str) -> BlockArray:
     return blocks
 
 
+def pairs_of(data: bytes, field: str) -> BlockArray:
+    """Pairs (block, its window block) of a field, int32 [n, 2], all >= 1. Raises InvalidArgument."""
+    numbers = unpack_blocks(data, field)
+    if len(numbers) % 2:
+        raise InvalidArgument(field, f"has {len(numbers)} numbers; allowed are whole pairs")
+    return numbers.reshape(-1, 2)
+
+
 def check_text(field: str, text: str, most: int) -> None:
     """Raises InvalidArgument unless `text` is 1..most printable characters."""
     if not 1 <= len(text) <= most or not text.isprintable():

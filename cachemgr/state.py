@@ -85,6 +85,7 @@ class CacheState:
         if num_window_blocks:
             reach = reach_of(window_tokens, block_tokens)
             windows = self.window_blocks = WindowBlocks(num_window_blocks, num_blocks, on_window_free, reach=reach)
+            windows.note = None if journal is None else journal.has_windows
             self.pool = BlockPool(num_blocks, windows.detach_before(on_free), GroupedOwnership(num_blocks, windows))
             self.index = GroupedIndex(num_blocks, block_tokens, self.pool.references, windows, window_tokens)
         else:

@@ -39,6 +39,16 @@ class TenantView:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowView:
+    """The window blocks; see WindowPool for their meaning."""
+
+    total_blocks: int
+    free_blocks: int
+    needed_blocks: int
+    reclaimed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All counters at one moment; see GetSnapshotResponse for their meaning. free+cached+active+quarantined = total."""
 
@@ -72,6 +82,7 @@ class Snapshot:
     fenced_operations: int
     adopted_blocks: int
     tenants: list[TenantView]
+    windows: WindowView | None = None  # None without groups of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class BlockView:
     evictable: bool
     num_tokens: int
     pinned: bool
+    window_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)

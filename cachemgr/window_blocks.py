@@ -37,6 +37,7 @@ class WindowBlocks:
 
     content:   int32 [num_window_blocks + 1], whose keys and values a window block may hold: as `dirty_owner` of a block
     reach:     the most that one running sequence needs
+    note:      where given, is told of blocks and what they have from now on (0: none), before that is given on
     lasting:   so many at most are shielded by floors, and as many pinned, so that one sequence can always run
     """
 
@@ -64,6 +65,7 @@ class WindowBlocks:
         self._tick = 0
         self._scrub: list[BlockRun] = []
         self._on_free = on_free
+        self.note: Callable[[BlockRun, NDArray[np.int32]], None] | None = None
 
     # ---- attaching
 
@@ -98,14 +100,17 @@ class WindowBlocks:
     def detach(self, blocks: BlockRun) -> None:
         """Frees the window blocks of these blocks, as far as they have any."""
         found = self.of.take(blocks)
-        self.of[blocks] = 0
+        had = blocks[found > 0]
+        if not len(had):
+            return
+        self._set(had, np.zeros(len(had), np.int32))
         self._free(found[found > 0])
 
     def move(self, source: int, target: int) -> None:
         """What `source` has is `target`'s, which has none: the same tokens, in a block that is listed."""
         found = self.of.item(source)
-        self.of[source] = 0
-        self.of[target] = self._last[target] = found
+        self._set(np.array((source,), np.intp), np.zeros(1, np.int32))
+        self._set(np.array((target,), np.intp), np.array((found,), np.int32))
         self.stamps[target] = max(self.stamps.item(source), self.stamps.item(target))
 
     def claim(self, blocks: BlockRun, window_blocks: BlockRun) -> None:
@@ -121,6 +126,8 @@ class WindowBlocks:
         free = np.isin(self.free_stack, wanted)
         if int(np.count_nonzero(free)) != len(wanted):
             raise ValueError("a window block is taken, or out of range")
+        if not len(wanted):
+            return
         left = self.free_stack[~free]
         self._top = len(left)
         self._stack[: self._top] = left
@@ -135,7 +142,10 @@ class WindowBlocks:
 
     def _set(self, blocks: BlockRun, window_blocks: NDArray[np.int32]) -> None:
         self.of[blocks] = window_blocks
-        self._last[blocks] = window_blocks
+        if window_blocks.item(0):
+            self._last[blocks] = window_blocks
+        if self.note is not None:
+            self.note(blocks, window_blocks)
 
     def _free(self, window_blocks: NDArray[np.int32]) -> None:
         count = len(window_blocks)
@@ -163,6 +173,13 @@ class WindowBlocks:
         """A path was used whose end needs the window blocks of these blocks, if they have any or get any again."""
         self._tick += 1
         self.stamps[blocks] = self._tick + _USED
+
+    def age(self, blocks: BlockRun, ages: NDArray[np.int64], ends: BlockRun) -> None:
+        """Adopted blocks were used in the order of `ages` [n], the lowest first; `ends` are those that the ends of
+        their paths need, which go after all others."""
+        self._tick = max(self._tick, int(ages.max(initial=0)))
+        self.stamps[blocks] = ages
+        self.stamps[ends] += _USED
 
     def passed(self, blocks: BlockRun) -> None:
         """One more of the holders of each of these blocks has passed it."""

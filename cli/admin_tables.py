@@ -16,8 +16,11 @@ def show_snapshot(answer: Any) -> str:
     counters = [
         (name.name, getattr(answer, name.name))
         for name in admin_pb2.GetSnapshotResponse.DESCRIPTOR.fields
-        if name.name != "tenants"
+        if name.name not in ("tenants", "windows")
     ]
+    if answer.HasField("windows"):
+        fields = admin_pb2.WindowPool.DESCRIPTOR.fields
+        counters += [(f"windows.{name.name}", getattr(answer.windows, name.name)) for name in fields]
     text = format_table(("counter", "value"), counters)
     if not answer.tenants:
         return text
@@ -65,11 +68,14 @@ def show_blocks(blocks: Sequence[Any]) -> str:
             block.evictable,
             block.num_tokens,
             block.pinned,
+            block.window_block or "",
             block.tenant,
         )
         for block in blocks
     ]
-    header = ("block", "state", "generation", "references", "published", "evictable", "tokens", "pinned", "tenant")
+    header = (
+        "block", "state", "generation", "references", "published", "evictable", "tokens", "pinned", "window", "tenant",
+    )  # fmt: skip
     return format_table(header, rows)
 
 

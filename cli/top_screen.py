@@ -49,7 +49,8 @@ def draw(now: Reading, last: Reading | None) -> str:
 def _head(snapshot: Any) -> str:
     if not snapshot.block_tokens:
         return f"epoch {snapshot.epoch}   no decoder has attached yet"
-    size = snapshot.total_blocks * snapshot.block_bytes / 2**20
+    windows = snapshot.windows
+    size = (snapshot.total_blocks * snapshot.block_bytes + windows.total_blocks * windows.block_bytes) / 2**20
     return (
         f"epoch {snapshot.epoch}   {snapshot.total_blocks} blocks of {snapshot.block_tokens} tokens, {size:.0f} MiB   "
         f"{snapshot.leases} leases   {snapshot.queued_requests} queued   {snapshot.kept_branches} kept conversations"
@@ -64,7 +65,16 @@ def _pool(reading: Reading) -> str:
         f"active {now.active_blocks} (credit {now.credit_blocks})   cached {now.cached_blocks}   "
         f"quarantined {now.quarantined_blocks}   free {now.free_blocks}   pinned {now.pinned_blocks}"
     )
-    return "\n".join([*_map(reading), LEGEND, counts])
+    return "\n".join([*_map(reading), LEGEND, counts, *_windows(now)])
+
+
+def _windows(now: Any) -> list[str]:
+    """A line for the window blocks, where the layout has groups of layers."""
+    if not now.HasField("windows"):
+        return []
+    windows = now.windows
+    attached = windows.total_blocks - windows.free_blocks
+    return [f"window blocks: needed {windows.needed_blocks}   attached {attached}   free {windows.free_blocks}"]
 
 
 def _map(reading: Reading) -> list[str]:

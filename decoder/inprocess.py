@@ -36,6 +36,7 @@ from decoder.cache_api import (
     Reported,
     Scrub,
     SequenceReport,
+    WindowBlocksNamed,
 )
 from decoder.holdings import Holdings
 from decoder.sequence import CopyPlan, IntArray, LeaseId
@@ -86,9 +87,12 @@ class InProcessClient:
         self._tell_ready()
 
     def _answer(self, event: Event) -> None:
-        scrub = self._manager.take_scrub()
-        if len(scrub):
-            self._post(Scrub(scrub))
+        manager = self._manager
+        if manager.num_window_blocks:
+            self._post(WindowBlocksNamed(manager.window_pairs(_named(event))))
+        scrub, window_scrub = manager.take_scrub(), manager.take_window_scrub()
+        if len(scrub) or len(window_scrub):
+            self._post(Scrub(scrub, window_scrub))
         self._post(event)
 
     def abandon(self, session: int) -> None:
@@ -213,6 +217,24 @@ def _core_report(item: SequenceReport) -> _CoreReport:
     return _CoreReport(
         item.lease_id, item.taken_blocks, item.tokens, item.sealed_tokens, item.copied, item.release, keep
     )
+
+
+def _named(event: Event) -> IntArray:
+    """The blocks that an answer names."""
+    match event:
+        case Acquired():
+            runs = [event.blocks, *_copied(event.copy)]
+        case Reported():
+            runs = [event.granted, *(item.blocks for item in event.replacements)]
+        case Forked():
+            runs = [run for branch in event.branches for run in (branch.blocks, *_copied(branch.copy))]
+        case _:
+            runs = []
+    return np.unique(np.concatenate([np.empty(0, np.int32), *runs])).astype(np.int32)
+
+
+def _copied(copy: CopyPlan | None) -> list[IntArray]:
+    return [] if copy is None else [np.array((copy.source, copy.target), np.int32)]
 
 
 def _plan(copy: Any) -> CopyPlan | None:

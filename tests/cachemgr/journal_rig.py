@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,16 @@ from cachemgr.recovery import Recovered
 Entry = tuple[str, bytes, int, int, tuple[int, ...]]  # owner, root, block before, place, tokens
 
 
-def identity(num_blocks: int, block_tokens: int) -> JournalIdentity:
+def identity(num_blocks: int, block_tokens: int, num_window_blocks: int = 0) -> JournalIdentity:
     """Of a made-up arena."""
-    return JournalIdentity(num_blocks, block_tokens, 4096, b"f" * 16, b"n" * 32, b"b" * 16)
+    made_up = JournalIdentity(num_blocks, block_tokens, 4096, b"f" * 16, b"n" * 32, b"b" * 16)
+    return replace(made_up, num_window_blocks=num_window_blocks, window_block_bytes=512 * (num_window_blocks > 0))
 
 
-def make_memory(num_blocks: int, block_tokens: int) -> NDArray[np.uint8]:
+def make_memory(num_blocks: int, block_tokens: int, num_window_blocks: int = 0) -> NDArray[np.uint8]:
     """The bytes of an empty journal."""
-    memory = np.zeros(Sections.of(num_blocks, block_tokens).end, np.uint8)
-    write_header(memory, identity(num_blocks, block_tokens), 7)
+    memory = np.zeros(Sections.of(num_blocks, block_tokens, num_window_blocks).end, np.uint8)
+    write_header(memory, identity(num_blocks, block_tokens, num_window_blocks), 7)
     return memory
 
 

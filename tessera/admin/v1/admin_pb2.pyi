@@ -77,7 +77,7 @@ class TenantUsage(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., floor_blocks: _Optional[int] = ..., ceiling_blocks: _Optional[int] = ..., weight: _Optional[float] = ..., pinned_blocks: _Optional[int] = ..., evictions: _Optional[int] = ..., kept_branches: _Optional[int] = ...) -> None: ...
 
 class GetSnapshotResponse(_message.Message):
-    __slots__ = ("total_blocks", "usable_blocks", "free_blocks", "cached_blocks", "active_blocks", "quarantined_blocks", "leases", "sessions", "hits", "misses", "hit_tokens", "cow_copies", "evictions", "preemptions", "generated_tokens", "epoch", "revision", "tenants", "indexed_blocks", "credit_blocks", "block_tokens", "block_bytes", "hash_collisions", "queued_requests", "pinned_blocks", "kept_branches", "scrubbed_blocks", "waits", "prompt_tokens", "adopted_blocks", "fenced_operations")
+    __slots__ = ("total_blocks", "usable_blocks", "free_blocks", "cached_blocks", "active_blocks", "quarantined_blocks", "leases", "sessions", "hits", "misses", "hit_tokens", "cow_copies", "evictions", "preemptions", "generated_tokens", "epoch", "revision", "tenants", "indexed_blocks", "credit_blocks", "block_tokens", "block_bytes", "hash_collisions", "queued_requests", "pinned_blocks", "kept_branches", "scrubbed_blocks", "waits", "prompt_tokens", "adopted_blocks", "fenced_operations", "windows")
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class GetSnapshotResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FENCED_OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     total_blocks: int
     usable_blocks: int
     free_blocks: int
@@ -140,7 +141,22 @@ class GetSnapshotResponse(_message.Message):
     prompt_tokens: int
     adopted_blocks: int
     fenced_operations: int
-    def __init__(self, total_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ..., evictions: _Optional[int] = ..., preemptions: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ..., indexed_blocks: _Optional[int] = ..., credit_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hash_collisions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., kept_branches: _Optional[int] = ..., scrubbed_blocks: _Optional[int] = ..., waits: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., adopted_blocks: _Optional[int] = ..., fenced_operations: _Optional[int] = ...) -> None: ...
+    windows: WindowPool
+    def __init__(self, total_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ..., evictions: _Optional[int] = ..., preemptions: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ..., indexed_blocks: _Optional[int] = ..., credit_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hash_collisions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., kept_branches: _Optional[int] = ..., scrubbed_blocks: _Optional[int] = ..., waits: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., adopted_blocks: _Optional[int] = ..., fenced_operations: _Optional[int] = ..., windows: _Optional[_Union[WindowPool, _Mapping]] = ...) -> None: ...
+
+class WindowPool(_message.Message):
+    __slots__ = ("total_blocks", "free_blocks", "needed_blocks", "reclaimed_blocks", "block_bytes")
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RECLAIMED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    total_blocks: int
+    free_blocks: int
+    needed_blocks: int
+    reclaimed_blocks: int
+    block_bytes: int
+    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., needed_blocks: _Optional[int] = ..., reclaimed_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class CheckIntegrityRequest(_message.Message):
     __slots__ = ()
@@ -167,7 +183,7 @@ class ListBlocksRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., state: _Optional[_Union[BlockState, str]] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("block", "generation", "state", "references", "published", "tenant", "evictable", "num_tokens", "pinned")
+    __slots__ = ("block", "generation", "state", "references", "published", "tenant", "evictable", "num_tokens", "pinned", "window_block")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +193,7 @@ class Block(_message.Message):
     EVICTABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BLOCK_FIELD_NUMBER: _ClassVar[int]
     block: int
     generation: int
     state: BlockState
@@ -186,7 +203,8 @@ class Block(_message.Message):
     evictable: bool
     num_tokens: int
     pinned: bool
-    def __init__(self, block: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[BlockState, str]] = ..., references: _Optional[int] = ..., published: _Optional[bool] = ..., tenant: _Optional[str] = ..., evictable: _Optional[bool] = ..., num_tokens: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    window_block: int
+    def __init__(self, block: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[BlockState, str]] = ..., references: _Optional[int] = ..., published: _Optional[bool] = ..., tenant: _Optional[str] = ..., evictable: _Optional[bool] = ..., num_tokens: _Optional[int] = ..., pinned: _Optional[bool] = ..., window_block: _Optional[int] = ...) -> None: ...
 
 class ListBlocksResponse(_message.Message):
     __slots__ = ("blocks", "next_page_token")
