@@ -205,7 +205,8 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     if need.source:
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
-    groups.use(state, need.lasting, begin.found.lacking)
+    granted = len(blocks) * state.block_tokens + need.num_tail_tokens
+    behind = groups.begin_path(state, blocks, granted, need.lasting, begin.found.lacking)
     new = state.allocate(need.now, owner) if not need.wider_now else NO_BLOCKS
     if prefix is not None and need.wider_now:
         wider = state.allocate(need.wider_now, state.owner_of(prefix.owner), asking=owner)
@@ -214,7 +215,6 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     table = np.concatenate((blocks, new)) if len(blocks) else new
     copy = CopyPlan(need.source, int(new[0]), need.num_tail_tokens) if need.source else None
     whole_tokens = len(blocks) * state.block_tokens
-    granted = whole_tokens + need.num_tail_tokens
     lease = Lease(
         lease_id=state.book.next_lease_id(),
         session_id=session.session_id,
@@ -238,8 +238,8 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         prefix_blocks=begin.prefix_blocks,
         ttl_ns=ask.ttl_ns,
         passed=need.passed,
+        behind=behind,
     )
-    groups.begin(state, lease, granted)
     state.book.add(lease)
     num_tokens = ask.num_tokens
     if num_tokens - granted >= state.block_tokens:

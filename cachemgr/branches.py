@@ -14,6 +14,7 @@ from cachemgr import groups
 from cachemgr.ids import BlockRun, LeaseId, SessionId
 from cachemgr.layers import cut, own_tail, owner_at, shorten
 from cachemgr.leases import Lease, to_wire
+from cachemgr.nodes import NO_BLOCKS
 from cachemgr.relief import relieve
 from cachemgr.results import Branch, CopyPlan
 from cachemgr.sealing import publish_tail
@@ -38,9 +39,11 @@ def fork(
     whole, rest = divmod(num_tokens, state.block_tokens)
     needed = len(samples) if rest else 0
     try:
-        _require(state, needed, parent.owner)
+        reads = groups.needed_of(state, parent.blocks, num_tokens) if state.window_blocks is not None else NO_BLOCKS
+        _require(state, needed, parent.owner, reads)
     except ResourceExhausted:
         return []
+    state.pool.hold(reads)  # the parent may have passed them
     fresh = state.allocate(needed, parent.owner)
     branches = []
     for number, sample in enumerate(samples):
@@ -52,6 +55,7 @@ def fork(
             table = np.append(table, fresh[number])
         lease = _branch(state, parent, sample, num_tokens, table, copy, now_ns)
         branches.append(Branch(lease.lease_id, to_wire(table), copy))
+    state.pool.unhold(reads)
     state.revision += 1
     return branches
 
@@ -70,7 +74,8 @@ def rollback(
             "the sequence has let go of blocks that it would read again from there", reason="WINDOW_PASSED"
         )
     if _is_shared(state, lease, sealed):
-        _require(state, 1, owner_at(lease, sealed // state.block_tokens))
+        needed = groups.needed_of(state, lease.blocks, sealed)
+        _require(state, 1, owner_at(lease, sealed // state.block_tokens), needed)
     if state.window_blocks is not None:
         groups.begin(state, lease, sealed)
     keep = min(lease.num_blocks, -(-num_tokens // state.block_tokens))
@@ -122,15 +127,16 @@ def commit(state: CacheState, session_id: SessionId, lease_id: LeaseId, num_toke
         state.revision += 1
 
 
-def _require(state: CacheState, needed: int, owner: int) -> None:
-    """Checks that `needed` blocks can be had for an owner; kept branches give way where they cannot be had else."""
+def _require(state: CacheState, needed: int, owner: int, besides: BlockRun = NO_BLOCKS) -> None:
+    """Checks that `needed` blocks can be had for an owner, the window blocks of `besides` not taken for it; kept
+    branches give way where they cannot be had else."""
     room, left = state.room_for(owner), state.quotas.left(owner)
     if needed > room:
         relieve(state, needed - room, asking=owner)
     if needed > left:
         relieve(state, needed - left, asking=owner, own=True)
     state.quotas.check(owner, needed)
-    groups.require(state, needed, owner)
+    groups.require(state, needed, owner, besides)
     state.require(needed, state.room_for(owner))
 
 

@@ -62,13 +62,19 @@ def has_window(state: CacheState) -> bool:
 # ---- leases and kept branches
 
 
-def use(state: CacheState, needed: BlockRun, lacking: BlockRun | None) -> None:
-    """A lease begins behind a path whose end needs the window blocks of `needed`. Where a longer one was cached and
-    lacked those of `lacking`, they are worth keeping too once they are computed again: paths part there."""
-    if state.window_blocks is not None:
-        state.window_blocks.use(needed)
-        if lacking is not None:
-            state.window_blocks.use(lacking)
+def begin_path(state: CacheState, blocks: BlockRun, num_tokens: int, needed: BlockRun, lacking: BlockRun | None) -> int:
+    """A lease, whose holds are in place, begins behind the first `num_tokens` tokens of a path; returns how many of its
+    blocks are behind its window. Those of `needed` are used. Where a longer path was cached and lacked those of
+    `lacking`, they are worth keeping too once they are computed again: paths part there."""
+    windows = state.window_blocks
+    if windows is None:
+        return 0
+    first = behind(num_tokens, state.group_window_tokens, state.block_tokens)
+    windows.passed(blocks[:first])
+    windows.use(needed)
+    if lacking is not None:
+        windows.use(lacking)
+    return first
 
 
 def place(state: CacheState, lease: Lease, passed: int) -> None:

@@ -2,6 +2,9 @@
 
 Each cell of the arena holds the whole prefix that its key and value depend on, (root, tokens up to here), so that a
 wrong share, a stale block, a lost copy or a block freed too early shows as a wrong cell, whatever the manager believes.
+
+With layer groups there are window blocks beside, with cells of their own, which a decoder finds by the pairs that it
+was told with each answer: it never looks into the manager's columns for another block.
 """
 
 from __future__ import annotations
@@ -62,11 +65,15 @@ class Rig:
         window_tokens: int = 0,
         name_bits: int = 128,
         fail_allocation: int = 0,
+        num_window_blocks: int = 0,
     ):
         self.now_ns = 0
         self.block_tokens = block_tokens
         self.window_tokens = window_tokens
+        self.grouped = num_window_blocks > 0
         self.cells: dict[int, list[object]] = {b: [None] * block_tokens for b in range(1, num_blocks + 1)}
+        self.window_cells: dict[int, list[object]] = {w: [None] * block_tokens for w in range(1, num_window_blocks + 1)}
+        self.windows_of: dict[SessionId, dict[int, int]] = {}  # what each decoder was told
         self.manager = CacheManager(
             num_blocks=num_blocks,
             block_tokens=block_tokens,
@@ -75,6 +82,8 @@ class Rig:
             name_bits=name_bits,
             fail_allocation=fail_allocation,
             on_free=self._poison,
+            num_window_blocks=num_window_blocks,
+            on_window_free=self._poison_windows,
         )
         self.sequences: list[Running] = []
         self.credit: dict[SessionId, list[int]] = {}
@@ -85,10 +94,22 @@ class Rig:
         for block in blocks.tolist():
             self.cells[block] = ["poison"] * self.block_tokens
 
+    def _poison_windows(self, blocks: BlockRun) -> None:
+        for block in blocks.tolist():
+            self.window_cells[block] = ["poison"] * self.block_tokens
+
+    def tell(self, session: SessionId, blocks: Sequence[int], copy: CopyPlan | None = None) -> None:
+        """An answer that names these blocks, and with them their window blocks."""
+        windows = self.manager._state.window_blocks
+        if windows is not None:
+            named = [*blocks, *((copy.source, copy.target) if copy is not None else ())]
+            self.windows_of[session].update(windows.pairs_of(np.array(named, np.intp)).tolist())
+
     def attach(self) -> SessionId:
         session = self.manager.attach(decoder_name="decoder", process_id=1, now_ns=0)
         self.credit[session] = []
         self.revision[session] = 0
+        self.windows_of[session] = {}
         return session
 
     def acquire(
@@ -125,6 +146,7 @@ class Rig:
         sequence = Running(
             session, answer.lease_id, tenant, list(tokens), answer.blocks.tolist(), answer.cached_tokens, answer.copy
         )
+        self.tell(session, sequence.table, answer.copy)
         sequence.reported = len(tokens)
         sequence.scope = scope
         sequence.prefix_tokens = num_tokens // self.block_tokens * self.block_tokens if scope else 0
@@ -140,20 +162,38 @@ class Rig:
         if sequence.copy is not None:
             plan = sequence.copy
             self.cells[plan.target][: plan.num_tokens] = self.cells[plan.source][: plan.num_tokens]
+            if self.grouped:
+                source, target = (self._window(sequence, block) for block in (plan.source, plan.target))
+                target[: plan.num_tokens] = source[: plan.num_tokens]
             sequence.copy = None
             sequence.copied = True
 
+    def _window(self, sequence: Running, block: int) -> list[object]:
+        """The window block of a block, as the sequence's decoder knows it."""
+        return self.window_cells[self.windows_of[sequence.session][block]]
+
     def compute(self, sequence: Running, up_to: int | None = None) -> None:
-        """Runs the copy, then writes the cells of tokens up to `up_to` (all by default)."""
+        """Runs the copy, then writes the cells of tokens up to `up_to` (all by default). With layer groups a table may
+        be shorter than its prompt: then it is made longer by credit, and computed as far as that reaches."""
         self.run_copy(sequence)
-        end = len(sequence.tokens) if up_to is None else up_to
+        end, size = len(sequence.tokens) if up_to is None else up_to, self.block_tokens
+        if self.grouped:
+            credit = self.credit[sequence.session]
+            while len(sequence.table) * size < end and credit:
+                sequence.taken.append(credit.pop(0))
+                sequence.table.append(sequence.taken[-1])
+            end = min(end, len(sequence.table) * size)
         for position in range(sequence.computed, end):
-            block = sequence.table[position // self.block_tokens]
-            self.cells[block][position % self.block_tokens] = self.cell_of(sequence, position)
+            block = sequence.table[position // size]
+            self.cells[block][position % size] = self.cell_of(sequence, position)
+            if self.grouped:
+                self._window(sequence, block)[position % size] = self.cell_of(sequence, position)
         sequence.computed = max(sequence.computed, end)
 
     def grow(self, sequence: Running, token: int) -> bool:
         """Appends a token, with a block from the credit where one is needed; False where there is none."""
+        if len(sequence.tokens) // self.block_tokens > len(sequence.table):
+            return False  # its prompt is not all computed
         if len(sequence.tokens) // self.block_tokens == len(sequence.table):
             credit = self.credit[sequence.session]
             if not credit:
@@ -198,6 +238,9 @@ class Rig:
         )
         self.credit[session] = [block for block in self.credit[session] if block not in set(returned)]
         self.credit[session] += answer.credit.tolist()
+        self.tell(
+            session, [*answer.credit.tolist(), *(b for item in answer.replacements for b in item.blocks.tolist())]
+        )
         over = {message.lease_id for message in messages if message.release}
         over |= {refusal.lease_id for refusal in answer.refusals}
         self.sequences = [sequence for sequence in self.sequences if sequence.lease_id not in over]
@@ -245,6 +288,7 @@ class Rig:
                 num_tokens,
                 branch.copy,
             )
+            self.tell(parent.session, child.table, branch.copy)
             child.reported = num_tokens
             child.scope = parent.scope
             child.prefix_tokens = min(parent.prefix_tokens, num_tokens // self.block_tokens * self.block_tokens)
@@ -259,12 +303,14 @@ class Rig:
         assert violations == [], violations
         for sequence in self.sequences:
             first = max(0, sequence.computed + 1 - self.window_tokens) if self.window_tokens else 0
-            for position in range(first, sequence.computed):
+            for position in range(0 if self.grouped else first, sequence.computed):
                 block, slot = divmod(position, self.block_tokens)
                 number = sequence.table[block]
                 if sequence.copy is not None and number == sequence.copy.target:
                     number = sequence.copy.source
                 self._check_cell(self.cells[number][slot], sequence, position)
+                if self.grouped and position >= first:
+                    self._check_cell(self._window(sequence, number)[slot], sequence, position)
 
     def _check_cell(self, cell: object, sequence: Running, position: int) -> None:
         """What stands at a position is right; what a tenant had in a wider scope may have become its own by a copy."""
