@@ -109,8 +109,9 @@ class Killable:
 class Decoder:
     """A decoder played by hand: it maps the arena, holds one sequence, and comes back to a new daemon."""
 
-    def __init__(self, node: Killable, name: str = "d0") -> None:
+    def __init__(self, node: Killable, name: str = "d0", **layout: Any) -> None:
         self.node = node
+        self.layout = layout  # what differs from the rig's
         self.name = name
         self.fd = -1
         self.session = 0
@@ -121,7 +122,7 @@ class Decoder:
     async def attach(self) -> SessionClient:
         """A fresh attach, with the memory."""
         client = SessionClient(self.node.internal)
-        response = await client.ask(attach=attach_request(name=self.name))
+        response = await client.ask(attach=attach_request(name=self.name, **self.layout))
         assert response.WhichOneof("result") == "attach", response.failure
         answer = response.attach
         self.session, self.epoch, self.token = answer.session_id, response.epoch, answer.resume_token
@@ -157,7 +158,7 @@ class Decoder:
             "sequences": self.held,
             **changes,
         }
-        request = attach_request(name=self.name)
+        request = attach_request(name=self.name, **self.layout)
         request.resume.CopyFrom(cache_pb2.SessionResume(**fields))
         return request
 
