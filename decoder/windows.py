@@ -22,7 +22,8 @@ class Windows:
 
     def passed_by(self, num_computed: int) -> int:
         """Leading blocks of a sequence that no layer with a window reads for a token after the first `num_computed`."""
-        widest = max(self.tokens, self.block_tokens + 1)
+        # Of what is computed a sequence holds the last whole block; its window block it need not.
+        widest = self.tokens if self.grouped else max(self.tokens, self.block_tokens + 1)
         return max(0, num_computed + 1 - widest) // self.block_tokens if self.tokens else 0
 
     def gone_by(self, num_computed: int) -> int:

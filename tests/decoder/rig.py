@@ -22,6 +22,7 @@ from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
+from decoder.grouped_arena import GroupedArena
 from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded, Started, StepResult
 from decoder.sequence import BeamParams, Request, RequestNumber, SamplingParams, SpeculationParams, StoppingParams
@@ -172,7 +173,7 @@ class Node:
         *,
         model: Any = None,
         manager: CacheManager | None = None,
-        arena: np.ndarray | None = None,
+        arena: Any = None,
         root: bytes = bytes(32),
         tenant: str = "acme",
         peers: dict[Any, InProcessClient] | None = None,
@@ -185,9 +186,11 @@ class Node:
         size = self.model.layout.block_tokens
         self.arena = arena if arena is not None else self.model.arena(num_blocks)
         window = self.model.layout.window_tokens
+        num_window_blocks = len(self.arena.window_blocks) - 1 if isinstance(self.arena, GroupedArena) else 0
         self.manager = manager or CacheManager(
-            num_blocks=num_blocks, block_tokens=size, window_tokens=window, epoch=1, on_free=self._poison
-        )
+            num_blocks=num_blocks, block_tokens=size, window_tokens=window, num_window_blocks=num_window_blocks,
+            epoch=1, on_free=self._poison, on_window_free=self._poison_windows,
+        )  # fmt: skip
         self.session = self.manager.attach(decoder_name="decoder-0", process_id=1, now_ns=0)
         self.client: InProcessClient
         if lateness is None:
@@ -199,7 +202,11 @@ class Node:
         self.sink = RecordingSink()
 
     def _poison(self, blocks: np.ndarray) -> None:
-        self.arena.view(np.uint8)[blocks] = 0xFF  # NaN in every type of keys, values and scales
+        memory = self.arena.blocks if isinstance(self.arena, GroupedArena) else self.arena
+        memory.view(np.uint8)[blocks] = 0xFF  # NaN in every type of keys, values and scales
+
+    def _poison_windows(self, window_blocks: np.ndarray) -> None:
+        self.arena.window_blocks.view(np.uint8)[window_blocks] = 0xFF
 
     def submit(self, request: Request) -> None:
         """Hand a request in."""

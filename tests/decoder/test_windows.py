@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cachemgr.groups import behind
 from cachemgr.windows import passed_blocks
 from decoder.absence import needed_blocks
 from decoder.holdings import Held
@@ -18,8 +19,8 @@ def test_both_sides_count_alike(block_tokens: int) -> None:
     for window in (0, 1, 3, 4, 5, 17, 40):
         plain, grouped = Windows(window, block_tokens), Windows(window, block_tokens, grouped=True)
         for count in range(120):
-            passed = passed_blocks(count, window, block_tokens)
-            assert plain.passed_by(count) == plain.gone_by(count) == grouped.passed_by(count) == passed
+            assert plain.passed_by(count) == plain.gone_by(count) == passed_blocks(count, window, block_tokens)
+            assert grouped.passed_by(count) == (behind(count, window, block_tokens) if window else 0)
             assert grouped.gone_by(count) == 0
         assert plain.fit(1000) is (window > 0)
         assert not grouped.fit(1000)
