@@ -13,7 +13,7 @@ import numpy as np
 
 from cachemgr.claimed import Content
 from cachemgr.ids import BlockRun, NodeId, TenantId
-from cachemgr.layers import NO_MATCH, match, tail_key, whole_blocks
+from cachemgr.layers import NO_MATCH, tail_key, whole_blocks, whole_path
 from cachemgr.nodes import Node
 from cachemgr.radix import Match
 from cachemgr.results import ScopeSpan
@@ -122,13 +122,15 @@ def listed_part(state: CacheState, item: Claim, table: BlockRun, whole: int) -> 
 
 
 def _found(state: CacheState, item: Claim, limit: int) -> Match:
-    """What the index lists of the first `limit` tokens of a claim."""
+    """What the index lists of the first `limit` tokens of a claim, also what nobody could begin with."""
     span, tokens = item.prefix, item.held.tokens
     above = whole_blocks(state, span)
     if span is not None and above:
-        return match(state, item.tenant, tail_key(state, item.root, span, above, tokens), span, above, tokens, limit)
+        return whole_path(
+            state, item.tenant, tail_key(state, item.root, span, above, tokens), span, above, tokens, limit
+        )
     tree = state.index.forest.trees.get((state.known_owner(item.tenant), item.root))
-    return NO_MATCH if tree is None else state.index.match(tree, tokens, limit)
+    return NO_MATCH if tree is None else state.index.path(tree, tokens, limit)
 
 
 def _committed(state: CacheState, item: Claim, table: BlockRun, place: int) -> int:

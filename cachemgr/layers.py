@@ -41,21 +41,28 @@ def match(
     state: CacheState, tenant: TenantId, key: bytes, span: ScopeSpan, prefix_blocks: int, tokens: bytes, limit: int
 ) -> Match:
     """The longest cached prefix of the first `limit` tokens: in the wider tree, from its end in the tree of `key`."""
+    return state.index.usable(whole_path(state, tenant, key, span, prefix_blocks, tokens, limit))
+
+
+def whole_path(
+    state: CacheState, tenant: TenantId, key: bytes, span: ScopeSpan, prefix_blocks: int, tokens: bytes, limit: int
+) -> Match:
+    """As `match`, whether or not a sequence could begin with all of it."""
     forest, index = state.index.forest, state.index
     wider = forest.trees.get((state.known_owner(span.owner), span.root))
     if wider is None:
         return NO_MATCH
     above = index.path(wider, tokens, min(limit, prefix_blocks * state.block_tokens))
     if len(above.blocks) < prefix_blocks:
-        return index.usable(above)
+        return above
     tree = forest.trees.get((state.known_owner(tenant), key))
     if tree is None or tree.anchor is None:
-        return index.usable(above)
+        return above
     below = index.path(tree, tokens, limit)
     if below.node is tree.root:
-        return index.usable(above)
+        return above
     both = join_runs([above.blocks, below.blocks])
-    return index.usable(Match(both, below.source, below.num_tail_tokens, below.node))
+    return Match(both, below.source, below.num_tail_tokens, below.node)
 
 
 def trees_of(

@@ -64,22 +64,27 @@ def adopt_windows(state: CacheState, found: Recovered, order: Sequence[int]) -> 
     windows.taint_all()
     ranks = np.zeros(found.num_nodes, np.int64)
     ranks[np.array(order, np.intp)] = np.arange(1, len(order) + 1)
-    windows.age(found.blocks, np.repeat(ranks, np.diff(found.starts)), _ends(state, found, windows.reach))
+    windows.age(found.blocks, np.repeat(ranks, np.diff(found.starts)), _ends(state, found))
 
 
-def _ends(state: CacheState, found: Recovered, count: int) -> BlockRun:
-    """The last `count` blocks of each path that nothing comes after."""
-    above = np.zeros(state.pool.num_blocks + 1, np.intp)
+def _ends(state: CacheState, found: Recovered) -> BlockRun:
+    """What the token after each path that nothing comes after needs of it."""
+    size, count = state.block_tokens, state.pool.num_blocks + 1
+    above = np.zeros(count, np.intp)
     above[found.blocks[1:]] = found.blocks[:-1]
     above[found.blocks[found.starts[:-1]]] = found.parents
-    followed = np.zeros(state.pool.num_blocks + 1, np.bool_)
+    followed = np.zeros(count, np.bool_)
     followed[found.parents] = True
-    last = found.blocks[found.starts[1:] - 1]
-    at, runs = last[~followed[last]], [np.zeros(0, np.intp)]
-    for _ in range(count):
-        if not len(at):
-            break
+    last = found.starts[1:] - 1
+    last = last[~followed[found.blocks[last]]]
+    places = found.first_places + np.diff(found.starts) - 1
+    places = places[~followed[found.blocks[found.starts[1:] - 1]]]
+    num_tokens = places * size + found.counts[last]
+    needed = places + 1 - np.maximum(0, num_tokens + 1 - state.group_window_tokens) // size
+    at, runs = found.blocks[last], [np.zeros(0, np.intp)]
+    while len(at):
         runs.append(at)
-        at = np.unique(above[at])
-        at = at[at > 0]
+        needed = needed - 1
+        at, needed = above[at[needed > 0]], needed[needed > 0]
+        at, needed = at[at > 0], needed[at > 0]
     return np.unique(np.concatenate(runs))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachemgr.claim_plans import Claim
-from cachemgr.ids import SessionId, TenantId
+from cachemgr.ids import BlockArray, SessionId, TenantId
 from cachemgr.journal import IndexJournal
 from cachemgr.manager import CacheManager
 from cachemgr.recovery import recover
@@ -41,16 +41,27 @@ class DyingRig(Rig):
     """`die` ends the manager as kill -9 would; `adopt` puts a new one in its place; `claim` brings a session back."""
 
     def __init__(
-        self, *, num_blocks: int = 32, block_tokens: int = 4, name_bits: int = 128, window_tokens: int = 0
+        self,
+        *,
+        num_blocks: int = 32,
+        block_tokens: int = 4,
+        name_bits: int = 128,
+        window_tokens: int = 0,
+        num_window_blocks: int = 0,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.memory = make_memory(num_blocks, block_tokens)
+        self.num_blocks, self.num_window_blocks = num_blocks, num_window_blocks
+        self.memory = make_memory(num_blocks, block_tokens, num_window_blocks)
         super().__init__(
-            num_blocks=num_blocks, block_tokens=block_tokens, name_bits=name_bits, window_tokens=window_tokens
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            name_bits=name_bits,
+            window_tokens=window_tokens,
+            num_window_blocks=num_window_blocks,
         )
         self.journal = IndexJournal(self.memory)
         self.manager = self._manager()
         self.credit, self.revision = {}, {}
+        self.mirrors: dict[SessionId, dict[int, int]] = {}  # by the session of the manager that died
         self.session = self.attach()
 
     def _manager(self) -> CacheManager:
@@ -61,21 +72,33 @@ class DyingRig(Rig):
             epoch=self.journal.epoch,
             on_free=self._poison,
             journal=self.journal,
+            num_window_blocks=self.num_window_blocks,
+            on_window_free=self._poison_windows,
         )
 
     def die(self) -> None:
         """The manager is gone; a new one has adopted what the journal says."""
         self.journal = IndexJournal(self.memory)
+        self.mirrors = dict(self.windows_of)
         found = recover(self.journal)
         self.manager = self._manager()
         self.journal.keep_only(self.manager.adopt(found, 0))
 
     def claim(self, session: SessionId, sequences: Sequence[Running], credit: Sequence[int] = ()) -> Resumed:
         """A new session with what an old one held; its sequences have their new leases, or are gone."""
+        said = self.said(session, sequences, credit)
+        mirror = self.mirrors[session]
         fresh = self.attach()
+        self.windows_of[fresh] = mirror
         answer = self.manager.claim(
-            fresh, [claim_of(sequence) for sequence in sequences], np.array(credit, np.int32), now_ns=0
+            fresh,
+            [claim_of(sequence) for sequence in sequences],
+            np.array(credit, np.int32),
+            now_ns=0,
+            window_blocks=said,
         )
+        if self.grouped:
+            mirror.update(self.manager.window_pairs(self.manager.held_blocks(fresh)).tolist())
         self.credit[fresh] = list(credit)
         for sequence, lease in zip(list(sequences), answer.leases, strict=True):
             sequence.session, sequence.lease_id = fresh, lease
@@ -91,6 +114,17 @@ class DyingRig(Rig):
         if session == self.session:
             self.session = fresh
         return answer
+
+    def said(self, session: SessionId, sequences: Sequence[Running], credit: Sequence[int] = ()) -> BlockArray:
+        """The window blocks of what sequences and credit may still read or write, as the decoder knows them."""
+        needed = list(credit)
+        for sequence in sequences if self.grouped else ():
+            needed += sequence.table[max(0, sequence.computed + 1 - self.window_tokens) // self.block_tokens :]
+            if sequence.copy is not None:
+                needed.append(sequence.copy.source)
+        mirror = self.mirrors[session]
+        pairs = [(block, mirror[block]) for block in needed] if self.grouped else []
+        return np.array(pairs, np.int32).reshape(-1, 2)
 
     def come_back(self) -> list[Resumed]:
         """Every session claims all that it holds; then the new manager serves."""
