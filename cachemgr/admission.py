@@ -26,7 +26,7 @@ from cachemgr.relief import relieve
 from cachemgr.results import Acquired, CopyPlan, Waiting
 from cachemgr.sharing import wait_for_prefix
 from cachemgr.state import CacheState
-from cachemgr.windows import begins_with
+from cachemgr.windows import begins_with, most_held
 from common.errors import ResourceExhausted
 from common.layout import TOKEN_BYTES
 
@@ -110,9 +110,11 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
     if need.fresh - need.wider > need.left - need.source_room:
         state.quotas.check(owner, need.fresh - need.wider, need.num_idle + need.source_room)
     room = need.room - need.source_room
-    if need.fresh > room:
-        refuse_beyond_reach(state, owner, need.fresh, begin.blocks[need.passed :])
-    else:
+    begins = need.fresh + len(begin.blocks) - need.passed
+    later = max(0, most_held(state) - begins) if is_long else 0  # from credit, all of it held at once
+    if need.fresh + later > room:
+        refuse_beyond_reach(state, owner, need.fresh + later, begin.blocks[need.passed :])
+    if need.fresh <= room:
         groups.require(state, need.now, owner, need.lasting)
     state.require(need.fresh, room)
     return _grant(state, session, ask, begin, need, continued)

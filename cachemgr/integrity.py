@@ -106,6 +106,8 @@ def _check_leases(state: CacheState, found: list[str]) -> None:
         if credit & session.credit:
             found.append("a block is in the credit of two sessions")
         credit |= session.credit
+        if not session.lent.keys() <= session.credit:
+            found.append("a block that was lent to a lease is no credit of its session")
     for lease in book.leases.values():
         for tree in (lease.tree, lease.prefix_tree):
             users[id(tree)] = users.get(id(tree), 0) + 1

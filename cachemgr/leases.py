@@ -125,6 +125,7 @@ class Session:
 
     deadline_ns: when it is over if it says nothing; see `LeaseBook.lapsed`
     away:        its stream is broken and may come back until the deadline; it can do nothing meanwhile
+    lent:        block of the credit -> the one lease that may take it (`own_room.py`)
     """
 
     session_id: SessionId
@@ -138,6 +139,14 @@ class Session:
     epoch: int = 0
     deadline_ns: int = 0
     away: bool = False
+    lent: dict[int, LeaseId] = field(default_factory=dict)
+
+    def spend(self, blocks: list[int]) -> None:
+        """These are no credit any more."""
+        self.credit.difference_update(blocks)
+        if self.lent:
+            for block in blocks:
+                self.lent.pop(block, None)
 
     def lease(self, lease_id: LeaseId) -> Lease:
         """Its lease of that id. Raises NotFound, also where another session has it."""

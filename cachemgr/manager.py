@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cachemgr import admission, kept, pruning, reports, resuming, upkeep
 from cachemgr.asks import Ask
 from cachemgr.events import EventLog
-from cachemgr.ids import BlockArray, BlockRun, SessionId, TenantId
+from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId, TenantId
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS
 from cachemgr.manager_adoption import ManagerAdoption
 from cachemgr.manager_branches import ManagerBranches
@@ -187,6 +187,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         *,
         returned: BlockArray,
         wanted: int,
+        lacking: Sequence[LeaseId] = (),
         generated_tokens: int = 0,
         preemptions: int = 0,
         queued: int = 0,
@@ -194,7 +195,9 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         now_ns: int,
     ) -> Reported:
         """Takes one step of a decoder: growth, seals, copies, releases; returned and wanted credit. `applied_revision`
-        frees the duplicates that replacements up to it left behind.
+        frees the duplicates that replacements up to it left behind. `lacking` are leases that stand still, each as
+        often as it lacks a block, best ranked first: where less is granted than wanted, those that it does not do for
+        are lent blocks that their own tenants could acquire.
 
         A bad sequence is in `refusals` and its lease is over; the others are done. Raises InvalidArgument for a bad
         number or foreign `returned` blocks, FailedPrecondition for a session that is over; then nothing was done.
@@ -207,6 +210,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
             sequences,
             returned=returned,
             wanted=wanted,
+            lacking=lacking,
             generated_tokens=generated_tokens,
             preemptions=preemptions,
             queued=queued,

@@ -17,7 +17,7 @@ from cachemgr.handles import Handles
 from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
-from cachemgr.report_messages import report_message, sequence_reports
+from cachemgr.report_messages import lacking_leases, report_message, sequence_reports
 from cachemgr.results import NOTHING_TAKEN, ScopeSpan, Waiting
 from cachemgr.scopes import check_owner, resolve_prefix
 from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
@@ -130,6 +130,7 @@ class Operations:
             sequences,
             returned=returned,
             wanted=wanted,
+            lacking=lacking_leases(request),
             generated_tokens=generated,
             preemptions=preemptions,
             queued=request.queued_requests,

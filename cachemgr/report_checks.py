@@ -5,8 +5,8 @@ Invariant: what passes here can be taken without a further look; a check changes
 
 from __future__ import annotations
 
-from cachemgr.ids import BlockArray
-from cachemgr.leases import Lease, Session
+from cachemgr.ids import BlockArray, LeaseId
+from cachemgr.leases import NO_LEASE, Lease, Session
 from cachemgr.results import SequenceReport
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument
@@ -53,9 +53,11 @@ def checked_seal(state: CacheState, lease: Lease, sequence: SequenceReport, num_
     return sealed
 
 
-def checked_credit(session: Session, blocks: BlockArray, name: str) -> list[int]:
-    """Credit of the session that a report names. Raises InvalidArgument."""
+def checked_credit(session: Session, blocks: BlockArray, name: str, taker: LeaseId = NO_LEASE) -> list[int]:
+    """Credit of the session that a report names, to take it (`taker`) or to give it back. Raises InvalidArgument."""
     numbers: list[int] = blocks.tolist() if len(blocks) else []
+    if session.lent and taker and any(session.lent.get(block, taker) != taker for block in numbers):
+        raise InvalidArgument(name, "holds blocks that were lent to another sequence")
     if len(numbers) == 1 and numbers[0] in session.credit:
         return numbers
     if numbers and not (len(set(numbers)) == len(numbers) and session.credit.issuperset(numbers)):

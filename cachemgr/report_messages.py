@@ -64,10 +64,19 @@ def sequence_reports(
     return sequences, malformed
 
 
+def lacking_leases(request: cache_pb2.ReportRequest) -> tuple[LeaseId, ...]:
+    """The leases of a report that stand still, each as often as it lacks a block. Raises InvalidArgument."""
+    data = request.lacking_leases
+    if not data:
+        return ()
+    leases = _numbers(f"<{len(data) // _LEASE_BYTES}Q", data, "report.lacking_leases")
+    return cast("tuple[LeaseId, ...]", leases)
+
+
 def _from_columns(columns: cache_pb2.SealColumns, malformed: Malformed) -> Iterable[SequenceFields]:
     """The sequences of columns; those with a token or block that is none go to `malformed` and are released."""
     num = len(columns.lease_ids) // _LEASE_BYTES
-    leases = _numbers(f"<{num}Q", columns.lease_ids, "lease_ids")
+    leases = _numbers(f"<{num}Q", columns.lease_ids, "report.sealed.lease_ids")
     sealed, counts = _column(columns.sealed_tokens, num, "sealed_tokens"), columns.num_tokens
     tokens, taken = columns.tokens, columns.taken_blocks
     if counts:
@@ -91,12 +100,12 @@ def _from_columns(columns: cache_pb2.SealColumns, malformed: Malformed) -> Itera
 def _numbers(form: str, data: bytes, name: str) -> tuple[int, ...]:
     """A packed column. Raises InvalidArgument where it is of another length than `form`."""
     if len(data) != calcsize(form):
-        raise InvalidArgument(f"report.sealed.{name}", f"has {len(data)} bytes; allowed is one entry each, {form}")
+        raise InvalidArgument(name, f"has {len(data)} bytes; allowed is one entry each, {form}")
     return unpack(form, data)
 
 
 def _column(data: bytes, num: int, name: str) -> tuple[int, ...]:
-    return _numbers(f"<{num}I", data, name)
+    return _numbers(f"<{num}I", data, f"report.sealed.{name}")
 
 
 def _pieces(tokens: bytes, counts: Sequence[int]) -> Sequence[bytes]:
@@ -148,7 +157,7 @@ def failure_of(error: TesseraError) -> cache_pb2.Failure:
 
 def report_message(done: Reported, malformed: Malformed, handles: dict[bytes, bytes]) -> cache_pb2.ReportResponse:
     """The answer; `handles` are those of what was kept, by name."""
-    if not (done.replacements or done.refusals or done.kept or malformed):
+    if not (done.replacements or done.refusals or done.kept or done.grown or malformed):
         return cache_pb2.ReportResponse()
     refused = {**{refusal.lease_id: refusal.error for refusal in done.refusals}, **malformed}
     return cache_pb2.ReportResponse(
@@ -165,4 +174,5 @@ def report_message(done: Reported, malformed: Malformed, handles: dict[bytes, by
             cache_pb2.KeptBranch(lease_id=item.lease_id, handle=handles[item.name], num_tokens=item.num_tokens)
             for item in done.kept
         ],
+        growths=[cache_pb2.Growth(lease_id=item.lease_id, blocks=pack_tokens(item.blocks)) for item in done.grown],
     )

@@ -7,7 +7,7 @@ owner's ceiling has no room for all, the last ones give way. Called by `manager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,11 @@ import numpy as np
 from cachemgr import groups
 from cachemgr.blocks import NO_OWNER
 from cachemgr.giving_way import give, who_gives_way
-from cachemgr.ids import BlockArray, BlockRun, SessionId
+from cachemgr.ids import BlockArray, BlockRun, LeaseId, SessionId
 from cachemgr.kept import keep
 from cachemgr.layers import owner_at
 from cachemgr.leases import Deferred, Session, to_wire
+from cachemgr.own_room import lend_own
 from cachemgr.quotas import OVER_CEILING
 from cachemgr.relief import relieve
 from cachemgr.report_checks import checked_credit, checked_seal, validate
@@ -45,6 +46,7 @@ def report(
     *,
     returned: BlockArray,
     wanted: int,
+    lacking: Sequence[LeaseId],
     generated_tokens: int,
     preemptions: int,
     queued: int,
@@ -59,7 +61,7 @@ def report(
     for run in session.take_deferred(applied_revision=applied_revision):
         state.let_go(run)
     if back:
-        session.credit.difference_update(back)
+        session.spend(back)
         state.pool.ownership.untouched(_run(back))
         state.pool.unhold(_run(back))
     news = _News([], [], [])
@@ -77,7 +79,9 @@ def report(
     session.queued_requests = queued
     if state.journal is not None:
         state.journal.flush()
-    return Reported(news.replacements, news.refusals, _grant_credit(state, session, wanted), state.revision, news.kept)
+    granted = _grant_credit(state, session, wanted)
+    grown = lend_own(state, session, lacking[len(granted) :]) if len(granted) < wanted else []
+    return Reported(news.replacements, news.refusals, granted, state.revision, news.kept, grown)
 
 
 def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:
@@ -112,12 +116,12 @@ def _apply(
     state: CacheState, session: Session, sequence: SequenceReport, kept: list[Kept], now_ns: int
 ) -> Replacement | None:
     lease = session.lease(sequence.lease_id)
-    taken = checked_credit(session, sequence.taken_blocks, "taken_blocks")
+    taken = checked_credit(session, sequence.taken_blocks, "taken_blocks", lease.lease_id)
     sealed = checked_seal(state, lease, sequence, len(taken))
     if taken:
         within = min(len(taken), max(0, lease.prefix_blocks - lease.num_blocks))  # of a wider scope
         _require_quota(state, lease.owner, len(taken) - within)
-        session.credit.difference_update(taken)
+        session.spend(taken)
         if within:
             wider = owner_at(lease, lease.num_blocks)
             state.keep_ceiling(wider, within)
@@ -212,7 +216,7 @@ def end_refused(state: CacheState, session: Session, sequence: SequenceReport) -
     """Ends a refused lease. The decoder may still use its blocks, so all of them wait for its acknowledgement: also the
     published ones, which what is pinned may hang below. The credit that it took waits with them."""
     taken = [block for block in set(sequence.taken_blocks.tolist()) if block in session.credit]
-    session.credit.difference_update(taken)
+    session.spend(taken)
     runs = [_run(taken)]
     lease = session.leases.get(sequence.lease_id)
     if lease is not None:

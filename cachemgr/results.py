@@ -112,6 +112,13 @@ class Replacement(NamedTuple):
     blocks: BlockArray
 
 
+class Growth(NamedTuple):
+    """Credit (int32) for the table of one lease, and of no other."""
+
+    lease_id: LeaseId
+    blocks: BlockArray
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The report of one sequence was refused; its lease is over."""
@@ -121,7 +128,8 @@ class Refusal:
 
 
 class Reported(NamedTuple):
-    """The answer to a report; `credit` is int32 [granted], perhaps fewer than wanted.
+    """The answer to a report; `credit` is int32 [granted], perhaps fewer than wanted; `grown` is credit for sequences
+    that stood still, each for its own.
 
     Duplicates behind `replacements` stay held until a report with `applied_revision` >= `revision`.
     """
@@ -131,6 +139,7 @@ class Reported(NamedTuple):
     credit: BlockArray
     revision: int
     kept: Sequence[Kept] = ()
+    grown: Sequence[Growth] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def resume(state: CacheState, session_id: SessionId, held: Sequence[Held], credi
         [*lost, *kept],
         returned=np.array(unused, np.int32),
         wanted=0,
+        lacking=(),
         generated_tokens=0,
         preemptions=0,
         queued=session.queued_requests,

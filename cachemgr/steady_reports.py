@@ -73,7 +73,7 @@ def _took_one(state: CacheState, session: Session, lease: Lease, blocks: list[in
     """Moves one block of credit to a lease; False, and nothing was changed, where it is not that, the owner's ceiling
     asks for room or the block would be a wider scope's."""
     owner = lease.owner
-    if len(blocks) != 1 or blocks[0] not in session.credit or state.quotas.has_ceiling(owner):
+    if len(blocks) != 1 or blocks[0] not in session.credit or session.lent or state.quotas.has_ceiling(owner):
         return False
     if lease.num_blocks < lease.prefix_blocks:
         return False

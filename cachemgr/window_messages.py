@@ -53,6 +53,7 @@ def _parts(response: cache_pb2.SessionResponse) -> Iterator[bytes]:
     match response.WhichOneof("result"):
         case "report":
             yield from (item.blocks for item in response.report.replacements)
+            yield from (item.blocks for item in response.report.growths)
         case "acquire":
             yield from _table(response.acquire)
         case "fork":

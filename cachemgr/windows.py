@@ -46,6 +46,12 @@ def begins_with(state: CacheState, num_tokens: int, found: BlockRun = NO_BLOCKS)
     return min(num_blocks, len(found) - shared + max(most // 2, shared + 1))
 
 
+def most_held(state: CacheState) -> int:
+    """Blocks that a sequence holds at most, where it takes one at a time and lets go of what its window has passed."""
+    reads = max(state.window_tokens, state.block_tokens + 1)
+    return (reads + state.block_tokens - 2) // state.block_tokens + 1
+
+
 def drop_passed(state: CacheState, lease: Lease) -> None:
     """Lets go of what a lease has passed."""
     first, passed, published = lease.passed, passed_by(state, lease.sealed), lease.num_published

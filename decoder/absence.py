@@ -14,7 +14,7 @@ import numpy as np
 
 from common.logs import get_logger
 from decoder.beams import groups_of
-from decoder.cache_api import Arena, CacheClient, Replacement, Resumed
+from decoder.cache_api import Arena, CacheClient, Growth, Replacement, Resumed
 from decoder.commit import Committer
 from decoder.grouped_arena import GroupedArena
 from decoder.holdings import Held, Holdings
@@ -90,3 +90,15 @@ def replace_blocks(scheduler: Scheduler, replacements: Iterable[Replacement]) ->
         holder = holders.get(replacement.lease)
         if holder is not None:
             holder.replace_blocks(replacement.first_index, replacement.blocks)
+
+
+def grow_tables(scheduler: Scheduler, grown: Iterable[Growth]) -> None:
+    """Puts credit that came for single sequences into their tables. That of a sequence which is over goes back."""
+    holders = {sequence.lease: sequence for sequence in scheduler.running}
+    for growth in grown:
+        holder, blocks = holders.get(growth.lease), growth.blocks.tolist()
+        if holder is None:
+            scheduler.credit.send_back(blocks)
+            continue
+        for block in blocks:
+            holder.append_block(block)

@@ -64,7 +64,8 @@ class SequenceReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The one message of a step."""
+    """The one message of a step. `lacking` are leases that stand still, best ranked first, each as often as it lacks a
+    block."""
 
     sequences: tuple[SequenceReport, ...]
     returned: IntArray
@@ -73,6 +74,7 @@ class Report:
     preemptions: int
     queued: int
     applied_revision: int
+    lacking: tuple[LeaseId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """Credit (int32) for the table of one lease alone."""
+
+    lease: LeaseId
+    blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
-    """Answers Report. `wanted` repeats the report's; `refused` leases are over."""
+    """Answers Report. `wanted` repeats the report's; `refused` leases are over; `grown` ones need not stand still."""
 
     wanted: int
     granted: IntArray
@@ -203,6 +213,7 @@ class Reported:
     refused: tuple[tuple[LeaseId, TesseraError], ...]
     revision: int
     kept: tuple[Kept, ...] = ()
+    grown: tuple[Growth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from decoder.cache_api import (
     Event,
     Fork,
     Forked,
+    Growth,
     Heartbeat,
     Kept,
     PrefixReady,
@@ -214,6 +215,8 @@ def _fill_report(message: cache_pb2.ReportRequest, command: Report) -> None:
     message.generated_tokens = command.generated_tokens
     message.preemptions = command.preemptions
     message.queued_requests = command.queued
+    if command.lacking:
+        message.lacking_leases = pack(f"<{len(command.lacking)}Q", *command.lacking)
 
 
 def _fill_columns(columns: cache_pb2.SealColumns, sealed: Sequence[SequenceReport]) -> None:
@@ -255,6 +258,7 @@ def _reported(response: cache_pb2.SessionResponse, pending: Pending) -> Reported
         refused=tuple((LeaseId(item.lease_id), failure_error(item.failure)) for item in answer.refusals),
         revision=response.revision,
         kept=tuple(Kept(LeaseId(item.lease_id), item.handle, item.num_tokens) for item in answer.kept),
+        grown=tuple(Growth(LeaseId(item.lease_id), _blocks(item.blocks)) for item in answer.growths),
     )
 
 

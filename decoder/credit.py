@@ -30,6 +30,7 @@ class Credit:
         self._blocks: list[int] = []
         self._asked = 0
         self._asked_in_need = False
+        self._strays: list[int] = []  # lent to a sequence that is over: nobody else may take them
         self._reclaim = 0
         self._lean = 0
         self._is_away = False
@@ -51,8 +52,8 @@ class Credit:
 
     @property
     def blocks(self) -> NDArray[np.int32]:
-        """The unused blocks, int32."""
-        return np.array(self._blocks, np.int32)
+        """The unused blocks, int32, those that are about to be returned included."""
+        return np.array(self._blocks + self._strays, np.int32)
 
     def leave(self) -> None:
         """The stream is broken: what was asked for is not answered, and nothing can be asked for until `come_back`."""
@@ -72,11 +73,15 @@ class Credit:
         """Blocks that came with a message."""
         self._blocks.extend(blocks)
 
-    def answered(self, asked: int, granted: int) -> None:
-        """The ask for `asked` blocks (0: none) brought `granted`."""
+    def send_back(self, blocks: Iterable[int]) -> None:
+        """Blocks that came for one sequence alone, which is over."""
+        self._strays.extend(blocks)
+
+    def answered(self, asked: int, granted: int, grown: int = 0) -> None:
+        """The ask for `asked` blocks (0: none) brought `granted`, and `grown` for those that stood still alone."""
         if asked:
             self._is_short = granted < asked
-            self.is_refused = self._is_short and self._asked_in_need
+            self.is_refused = self._is_short and self._asked_in_need and not grown
             self._asked = 0
 
     def room_changed(self) -> None:
@@ -95,6 +100,9 @@ class Credit:
         `need` blocks are wanted soon; `in_need` says that a sequence stands still for want of one.
         """
         self._lean = max(0, self._lean - 1)
+        if self._strays:
+            returned, self._strays = np.array(self._strays, np.int32), []
+            return 0, returned
         give_back = min(self._reclaim, len(self._blocks))
         self._reclaim = 0
         if need == 0:

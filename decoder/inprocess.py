@@ -28,6 +28,7 @@ from decoder.cache_api import (
     Event,
     Fork,
     Forked,
+    Growth,
     Kept,
     Lost,
     PrefixReady,
@@ -169,6 +170,7 @@ class InProcessClient:
             [_core_report(item) for item in command.sequences],
             returned=command.returned,
             wanted=command.wanted,
+            lacking=command.lacking,
             generated_tokens=command.generated_tokens,
             preemptions=command.preemptions,
             queued=command.queued,
@@ -182,6 +184,7 @@ class InProcessClient:
             tuple((LeaseId(item.lease_id), item.error) for item in done.refusals),
             done.revision,
             tuple(Kept(LeaseId(item.lease_id), item.name, item.num_tokens) for item in done.kept),
+            tuple(Growth(LeaseId(item.lease_id), item.blocks) for item in done.grown),
         )
 
     def _fork(self, command: Fork) -> Event:
@@ -225,7 +228,11 @@ def _named(event: Event) -> IntArray:
         case Acquired():
             runs = [event.blocks, *_copied(event.copy)]
         case Reported():
-            runs = [event.granted, *(item.blocks for item in event.replacements)]
+            runs = [
+                event.granted,
+                *(item.blocks for item in event.replacements),
+                *(item.blocks for item in event.grown),
+            ]
         case Forked():
             runs = [run for branch in event.branches for run in (branch.blocks, *_copied(branch.copy))]
         case _:

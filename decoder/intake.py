@@ -18,7 +18,7 @@ from common.errors import (
     Unavailable,
 )
 from common.logs import get_logger
-from decoder.absence import Absence, replace_blocks
+from decoder.absence import Absence, grow_tables, replace_blocks
 from decoder.beams import blocks_of_group
 from decoder.cache_api import (
     OVER_CEILING,
@@ -309,7 +309,9 @@ class Intake:
     def _reported(self, message: Reported) -> None:
         credit = self._scheduler.credit
         credit.grant(message.granted.tolist())
-        credit.answered(message.wanted, len(message.granted))
+        credit.answered(message.wanted, len(message.granted), len(message.grown))
+        if message.grown:
+            grow_tables(self._scheduler, message.grown)
         self._committer.keeping.answered(message.kept)
         if message.replacements:
             replace_blocks(self._scheduler, message.replacements)

@@ -113,8 +113,17 @@ class Reporter:
         self._applied_revision = max(self._applied_revision, revision)
         self._acknowledge |= changed
 
-    def build(self, running: Iterable[Sequence], *, wanted: int, returned: IntArray, queued: int) -> Report | None:
-        """The report of this step, or None where there is nothing to say."""
+    def build(
+        self,
+        running: Iterable[Sequence],
+        *,
+        wanted: int,
+        returned: IntArray,
+        queued: int,
+        lacking: Iterable[tuple[Sequence, int]] = (),
+    ) -> Report | None:
+        """The report of this step, or None where there is nothing to say. `lacking` are (sequence, blocks) of those
+        that stand still for want of so many."""
         sequences = [
             self._difference(sequence, sequence.lease)
             for sequence in running
@@ -131,6 +140,7 @@ class Reporter:
             preemptions=self.preemptions,
             queued=queued,
             applied_revision=self._applied_revision,
+            lacking=tuple(item.lease for item, count in lacking for _ in range(count) if item.lease is not None),
         )
         self._released, self._noted = [], []
         self._queued = queued

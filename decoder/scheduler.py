@@ -39,6 +39,7 @@ class Plan:
     preempted: sequences that gave up their place; leases and sealed counts are still on them, to be released
     outgrown:  (sequence, blocks needed) that no pool of this size can hold any more
     drafts:    token ids, int32, guessed to come after the last one of a decode; filled in by the speculator
+    lacking:   (sequence, blocks) of those that stand still for want of so many
     is_stuck:  somebody would have to give way, which was not allowed now
     """
 
@@ -47,7 +48,7 @@ class Plan:
     preempted: list[Sequence] = field(default_factory=list)
     outgrown: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[SequenceId, IntArray] = field(default_factory=dict)
-    in_need: bool = False
+    lacking: list[tuple[Sequence, int]] = field(default_factory=list)
     is_stuck: bool = False
 
     @property
@@ -266,7 +267,7 @@ class Scheduler:
             if block is None and self._covered(sequence) > 0:
                 return True
             if block is None:
-                plan.in_need = True
+                plan.lacking.append((sequence, needed - sequence.num_blocks))
                 if self.credit.is_refused and not self.credit.is_asking and not plan.preempted:
                     if may_preempt:
                         self._preempt(self._victim(), plan)

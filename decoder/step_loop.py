@@ -11,7 +11,7 @@ runs. No socket, no protobuf: the cache manager is behind `CacheClient`, gateway
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from decoder.reporting import Reporter
 from decoder.requests import RequestTable
 from decoder.runner import AheadModel, Runner, StepModel
 from decoder.scheduler import Plan, Scheduler
-from decoder.sequence import SpeculationMode
+from decoder.sequence import Sequence, SpeculationMode
 from decoder.speculation import Drafter, Speculator
 from decoder.steps import Steps
 from decoder.windows import Windows
@@ -154,7 +154,7 @@ class StepLoop:
         moved |= self._steps.are_under_way
         plan = self._steps.plan()
         self._give_way(plan)
-        self._report(in_need=plan.in_need)
+        self._report(plan.lacking)
         self._admit()
         if plan.has_work:
             self._compute(plan, self.intake.session)
@@ -167,7 +167,7 @@ class StepLoop:
         comes after the session's end would stay in quarantine for as long as this process lives."""
         deadline_ns = self._clock_ns() + LAST_ANSWERS_NS
         while self.intake.reachable_session is not None:
-            self._report(in_need=False)
+            self._report()
             remaining_ns = deadline_ns - self._clock_ns()
             if not (self._scheduler.credit.is_asking or self._scheduler.queue.in_flight) or remaining_ns <= 0:
                 return
@@ -214,14 +214,18 @@ class StepLoop:
             self._committer.fail_sequence(sequence, error)
         plan.drop_ended()
 
-    def _report(self, *, in_need: bool) -> None:
+    def _report(self, lacking: Collection[tuple[Sequence, int]] = ()) -> None:
         session = self.intake.reachable_session
         if session is None:
             return
         scheduler = self._scheduler
-        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=in_need)
+        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=bool(lacking))
         report = self._reporter.build(
-            scheduler.running, wanted=wanted, returned=returned, queued=len(scheduler.queue.waiting)
+            scheduler.running,
+            wanted=wanted,
+            returned=returned,
+            queued=len(scheduler.queue.waiting),
+            lacking=lacking if wanted else (),
         )
         if report is not None:
             self._client.send(session, report)
@@ -232,7 +236,7 @@ class StepLoop:
         session = self.intake.reachable_session
         while session is not None and (sequence := self._scheduler.next_admission()) is not None:
             if self._reporter.has_releases:
-                self._report(in_need=False)
+                self._report()
             self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
             request = sequence.request
             command = Acquire(
@@ -273,7 +277,7 @@ class StepLoop:
         if forks and self.intake.absence.is_away:
             self._committer.recall_forks()
         elif forks:
-            self._report(in_need=False)  # the daemon must know the prompt as computed before it is shared
+            self._report()  # the daemon must know the prompt as computed before it is shared
             for fork in forks:
                 self._client.send(session, fork)
 

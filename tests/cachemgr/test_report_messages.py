@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from cachemgr.handles import Handles
-from cachemgr.report_messages import sequence_reports
+from cachemgr.ids import LeaseId as CoreLease
+from cachemgr.report_messages import lacking_leases, report_message, sequence_reports
+from cachemgr.results import Growth, Reported
 from cachemgr.results import SequenceReport as Told
 from common.errors import InvalidArgument
 from common.tokens import pack_tokens
 from decoder.cache_api import Report, SequenceReport
-from decoder.cache_messages import request_of
+from decoder.cache_api import Reported as DecoderReported
+from decoder.cache_messages import Pending, event_of, request_of
 from decoder.sequence import LeaseId
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
@@ -118,3 +121,19 @@ def test_one_token_each_needs_no_column() -> None:
     assert [(item.lease_id, item.tokens) for item in told] == [(item.lease_id, item.tokens) for item in said]
     message.sealed.num_tokens = pack("<3I", 1, 1, 1)
     assert read(message) == (told, malformed)
+
+
+def test_leases_that_lack_blocks_are_named_as_often_as_they_lack_one() -> None:
+    """And what they are lent arrives under their leases; garbage in the list is refused by its name."""
+    report = Report((), NOTHING, 3, 0, 0, 0, applied_revision=0, lacking=(LeaseId(7), LeaseId(7), LeaseId(2**40)))
+    message = request_of(report, 1, 0, common_pb2.CacheKey()).report
+    assert lacking_leases(message) == (7, 7, 2**40)
+    assert lacking_leases(cache_pb2.ReportRequest()) == ()
+    with pytest.raises(InvalidArgument) as refused:
+        lacking_leases(cache_pb2.ReportRequest(lacking_leases=b"\7"))
+    assert refused.value.field == "report.lacking_leases"
+    grown = [Growth(CoreLease(7), np.array([3, 5], np.int32))]
+    answer = report_message(Reported([], [], NOTHING, 4, grown=grown), {}, {})
+    (told,) = event_of(cache_pb2.SessionResponse(revision=4, report=answer), Pending(type(report), wanted=3))
+    assert isinstance(told, DecoderReported)
+    assert [(item.lease, item.blocks.tolist()) for item in told.grown] == [(7, [3, 5])]

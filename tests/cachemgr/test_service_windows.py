@@ -243,3 +243,26 @@ def test_a_session_that_goes_on_hears_the_window_blocks_of_all_that_it_holds() -
         assert again.attach.resumed and pairs(again) == {**pairs(answer), **pairs(credit)}
 
     run(body, lease_seconds=60.0, grace_seconds=60.0)
+
+
+def test_what_is_lent_to_one_sequence_comes_with_a_window_block() -> None:
+    """Where floors leave no credit, a lease that lacks a block is answered with one of its tenant's, and its window
+    block; whoever stands still for nobody is answered with neither."""
+
+    async def body(rig: Rig) -> None:
+        client = await grouped(rig)
+        granted = await client.ask(acquire=acquire_request(await rig.grant(), PROMPT))
+        lease, floor = granted.acquire, {"floor_blocks": POOL}
+        await rig.admin.UpdateTenant(admin_pb2.UpdateTenantRequest(tenant=lease.tenant, **floor))
+        for number in range(100, 800, 100):
+            await served(rig, client, list(range(number, number + 16)))
+        assert not (await rig.snapshot()).free_blocks
+        answer = await client.ask(report=report_request(wanted_blocks=1))
+        assert not answer.report.growths and not answer.credit
+        lacking = np.array([lease.lease_id, lease.lease_id], "<u8").tobytes()
+        answer = await client.ask(report=report_request(wanted_blocks=1, lacking_leases=lacking))
+        (growth,) = answer.report.growths
+        assert growth.lease_id == lease.lease_id and len(ids(growth.blocks)) == 2
+        assert sorted(pairs(answer)) == sorted(ids(growth.blocks))
+
+    run(body)

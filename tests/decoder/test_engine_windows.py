@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachemgr import windows
+from cachemgr import reports, windows
+from cachemgr.ids import TenantId
+from cachemgr.quotas import Quota
 from decoder.sequence import BeamParams, Request, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
 from decoder.weights.loader import read_tokens
@@ -197,3 +199,32 @@ def test_prefixes_stay_right_after_blocks_lacked(model: Any) -> None:
         assert ask(prompt)[1] == want[tuple(prompt)]
     assert ask(long)[0] == 199
     node.assert_quiet()
+
+
+def filled(model: Any) -> Node:
+    """A node whose tenant has the whole pool as its floor, and has filled it with what is cached."""
+    num_blocks = 20 if model.layout.window_tokens == WINDOW else 64
+    node = node_of(model, num_blocks)
+    node.manager.set_quota(TenantId("acme"), Quota(floor_blocks=num_blocks))
+    for number in range(100, 110):
+        said(node, request(number, prompt_of(num_blocks * B // 4, number), max_tokens=2))
+    assert node.manager.snapshot().cached_blocks == num_blocks
+    return node
+
+
+def test_a_floor_that_takes_the_pool_stops_nobody_of_its_tenant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credit is nobody's, so there is none; a prompt longer than the pool that may read nothing grows by what is its
+    own tenant's, and gives way to nobody. Without that (the rule before) it begins anew for ever."""
+    node = filled(model)
+    item = request(1, prompt_of(3 * node.manager.snapshot().total_blocks * B // 2, 1), max_tokens=90, no_read=True)
+    want = said(node_of(model, 256), item)
+    assert said(node, item) == want
+    assert node.manager.snapshot().preemptions == 0
+    node.assert_quiet()
+    monkeypatch.setattr(reports, "lend_own", lambda *_: [])
+    node = filled(model)
+    node.submit(item)
+    for _ in range(600):
+        node.step()
+    assert not node.sink.done(1)
+    assert node.manager.snapshot().preemptions > 5

@@ -97,7 +97,7 @@ class Rig:
             self.outgrown.append(int(sequence.sequence_id))
             self.end(sequence)
         plan.drop_ended()
-        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=plan.in_need)
+        wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=bool(plan.lacking))
         self.pool.give(returned)
         if len(returned):
             scheduler.queue.retry()
@@ -531,6 +531,27 @@ def test_one_ask_is_on_its_way_at_a_time() -> None:
     assert credit.is_refused
     credit.room_changed()
     assert credit.settle(3, in_need=False)[0] == 3
+
+
+def test_who_was_lent_a_block_of_its_own_makes_nobody_give_way() -> None:
+    """Where an ask in need brought blocks for some that stood still, the next one may too: it is not refused. What came
+    for a sequence that is over goes back at once, and is presented until then."""
+    credit = Credit()
+    assert credit.settle(3, in_need=True)[0] == 3
+    credit.answered(3, 0, grown=1)
+    assert not credit.is_refused
+    assert credit.settle(3, in_need=False)[0] == 0, "but nothing is asked for ahead of need"
+    assert credit.settle(3, in_need=True)[0] == 3
+    credit.answered(3, 0)
+    assert credit.is_refused
+    credit.grant([4])
+    credit.send_back([9])
+    assert credit.blocks.tolist() == [4, 9]
+    asked, returned = credit.settle(3, in_need=False)
+    assert (asked, returned.tolist(), credit.blocks.tolist()) == (0, [9], [4])
+    credit.send_back([9])
+    credit.clear()
+    assert not len(credit.blocks)
 
 
 def test_surplus_goes_back() -> None:

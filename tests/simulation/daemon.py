@@ -143,12 +143,12 @@ class SimDaemon:
         match operation:
             case messages.Acquire():
                 return self._acquire(session, operation)
-            case messages.Report(sequences, returned, wanted, applied):
+            case messages.Report(sequences, returned, wanted, applied, lacking):
                 self._say(f"session {session} reports {self._described(operation)}")
                 hidden = [item.lease_id for item in sequences if item.lease_id in self.not_stored]
                 unlisted = self.world.invariants.unpublished(hidden)
                 done = manager.report(
-                    session, sequences, returned=np.array(returned, np.int32), wanted=wanted,
+                    session, sequences, returned=np.array(returned, np.int32), wanted=wanted, lacking=lacking,
                     applied_revision=applied, now_ns=now_ns,
                 )  # fmt: skip
                 self.world.invariants.stayed_unpublished(unlisted)
@@ -160,6 +160,7 @@ class SimDaemon:
                     + "".join(
                         f", replaces {r.lease_id}@{r.first_index}: {r.blocks.tolist()}" for r in done.replacements
                     )
+                    + "".join(f", lends {g.lease_id}: {g.blocks.tolist()}" for g in done.grown)
                     + "".join(f", refuses {r.lease_id}: {r.error.reason}" for r in done.refusals)
                 )
                 if len(done.credit) < wanted:

@@ -431,6 +431,11 @@ def what_was_passed_is_claimed_as_it_was(patch: MonkeyPatch) -> None:
         patch.setattr(module, "table_of", lambda state, item: item.held.blocks.astype(np.intp))
 
 
+def nobody_is_lent_what_is_its_own(patch: MonkeyPatch) -> None:
+    """Who stands still where floors leave no credit stands still for ever."""
+    patch.setattr(reports, "lend_own", lambda state, session, lacking: [])
+
+
 # Found within a few seeds.
 COMMON: list[Defect] = [
     a_window_is_a_token_too_short,
@@ -470,6 +475,7 @@ COMMON: list[Defect] = [
 
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
+    nobody_is_lent_what_is_its_own,
     a_gap_is_taken_for_a_block,
     what_a_window_needs_is_not_looked_at,
     what_was_passed_is_presented_as_it_was,

@@ -15,7 +15,7 @@ import numpy as np
 
 from cachemgr.claim_plans import Claim
 from cachemgr.ids import LeaseId
-from cachemgr.results import Acquired, Branch, CopyPlan, Keep, Replacement, Reported, Waiting
+from cachemgr.results import Acquired, Branch, CopyPlan, Growth, Keep, Replacement, Reported, Waiting
 from cachemgr.resuming import Resumed
 from common.errors import FailedPrecondition, NotFound, ResourceExhausted, TesseraError, Unavailable
 from common.tokens import pack_tokens
@@ -49,13 +49,16 @@ class Engine:
     def forget_session(self) -> None:
         """Nothing that was held or asked for holds any more."""
         self.credit: list[int] = []
+        self.strays: list[int] = []  # lent to a sequence that is over
         self.copies: list[Sequence] = []
         self.ending: set[LeaseId] = set()  # leases to be released when their rollback is answered
         self.presented: list[Sequence] = []
         self.presented_leases: list[LeaseId | None] = []
         self.released: list[Any] = []
         self.asked = False
-        self.refused = False
+        self.asked_in_need = False
+        self.short = False  # the last ask brought less than asked
+        self.refused = False  # so did one in need, and nobody was lent a block of its own
         self.is_full = False
         self.reclaim = 0
         self.hold = 0
@@ -120,14 +123,14 @@ class Engine:
             self._wait(sequence)
         self.released = []
         self.ending.clear()
-        self.asked = self.refused = self.is_full = self.acknowledge = False
+        self.asked = self.short = self.refused = self.is_full = self.acknowledge = False
 
     def holdings(self) -> tuple[tuple[Claim, ...], tuple[int, ...]]:
         """Everything that is held, for the daemon: sequences and credit."""
         self.released = []
         self.presented = list(self.running)
         self.presented_leases = [item.lease for item in self.running]
-        return tuple(item.held() for item in self.running), tuple(self.credit)
+        return tuple(item.held() for item in self.running), (*self.credit, *self.strays)
 
     def resumed(self, answer: Resumed, *, anew: bool) -> None:
         """The session goes on; sequences whose lease was not kept start again."""
@@ -166,7 +169,7 @@ class Engine:
         elif sequence.lease is not None:
             self.released.append(sequence.news(release=True, keep=keep))
         sequence.let_go()
-        self.is_full = self.refused = False
+        self.is_full = self.short = self.refused = False
 
     # ---- answers
 
@@ -240,8 +243,8 @@ class Engine:
 
     def forked(self, lease: LeaseId, branches: list[Sequence], answer: list[Branch] | TesseraError) -> None:
         """A fork was answered: a lease for each branch, or none at all."""
-        if isinstance(answer, NotFound) and self.world.lied(lease):
-            return
+        if isinstance(answer, NotFound) and (self.scenario.quotas or self.world.lied(lease)):
+            return  # its request ended with the answer before
         if isinstance(answer, TesseraError):
             raise Violation(f"a fork was refused: {answer.message}")
         for place, branch in enumerate(branches):
@@ -306,9 +309,21 @@ class Engine:
         self.credit += answer.credit.tolist()
         if wanted:
             self.asked = False
-            self.refused = len(answer.credit) < wanted
+            self.short = len(answer.credit) < wanted
+            self.refused = self.short and self.asked_in_need and not answer.grown
+        for growth in answer.grown:
+            self._grow(growth)
         self.applied = max(self.applied, answer.revision)
         self.acknowledge |= bool(answer.replacements or answer.refusals)
+
+    def _grow(self, growth: Growth) -> None:
+        blocks = growth.blocks.tolist()
+        holder = next((item for item in self.running if item.lease == growth.lease_id), None)
+        if holder is None:
+            self.strays += blocks
+        else:
+            holder.table += blocks
+            holder.taken += blocks
 
     # ---- one step
 
@@ -326,7 +341,7 @@ class Engine:
         """Chooses what the next step computes, and tells the daemon."""
         self.hold = max(0, self.hold - 1)
         work: list[tuple[Sequence, int]] = []
-        in_need = False
+        lacking: list[Sequence] = []
         for sequence in list(self.running):
             if sequence.state != RUNNING or sequence.remaining != 1 or sequence.generated < 1:
                 continue
@@ -338,7 +353,7 @@ class Engine:
             if self._cover(sequence):
                 work.append((sequence, sequence.remaining))
                 continue
-            in_need = True
+            lacking.append(sequence)
             if self.refused and not self.asked:
                 self._give_way(self.running[-1])
                 work = [item for item in work if item[0] in self.running]
@@ -350,7 +365,7 @@ class Engine:
                     continue
                 count = min(sequence.remaining, budget)
                 if not self._reach(sequence, count):
-                    in_need = True
+                    lacking.append(sequence)
                     if self.refused and not self.asked:
                         self._give_way(self.running[-1])
                         work = [item for item in work if item[0] in self.running]
@@ -359,7 +374,7 @@ class Engine:
                 count = min(count, len(sequence.table) * self.size - sequence.computed)
                 budget -= count
                 work.append((sequence, count))
-        self.report(in_need=in_need)
+        self.report(lacking)
         self._admit()
         return work
 
@@ -399,8 +414,8 @@ class Engine:
         self._wait(sequence)
         self.hold = HOLD_STEPS
 
-    def report(self, *, in_need: bool = False) -> None:
-        """Tells the daemon what there is to tell, if there is anything."""
+    def report(self, lacking: list[Sequence] | None = None) -> None:
+        """Tells the daemon what there is to tell, if there is anything. `lacking` stand still for want of a block."""
         if self.process.is_away:
             return
         need = 0
@@ -414,14 +429,19 @@ class Engine:
         self.reclaim = 0
         returned = tuple(self.credit[len(self.credit) - count :])
         del self.credit[len(self.credit) - count :]
-        wanted = 0 if self.asked or count or (self.refused and not in_need) else max(0, need - len(self.credit))
+        returned += tuple(self.strays)
+        self.strays = []
+        is_vain = self.refused or (self.short and not lacking)
+        wanted = 0 if self.asked or count or is_vain else max(0, need - len(self.credit))
         news = [item.news() for item in self.running if item.has_news(self.size)] + self.released
         if not (news or returned or wanted or self.acknowledge):
             return
         self.released = []
         self.acknowledge = False
-        self.asked |= wanted > 0
-        self.process.ask(messages.Report(tuple(news), returned, wanted, self.applied), wanted)
+        if wanted:
+            self.asked, self.asked_in_need = True, bool(lacking)
+        leases = tuple(item.lease for item in lacking or () if wanted and item.lease is not None)
+        self.process.ask(messages.Report(tuple(news), returned, wanted, self.applied, leases), wanted)
         if returned:
             self.is_full = False
 

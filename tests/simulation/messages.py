@@ -55,6 +55,7 @@ class Report:
     returned: tuple[int, ...]
     wanted: int
     applied_revision: int
+    lacking: tuple[LeaseId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

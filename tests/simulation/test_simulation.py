@@ -16,6 +16,7 @@ import pytest
 
 from cachemgr.attach_order import AttachOrder
 from tests.simulation import messages
+from tests.simulation.defects import nobody_is_lent_what_is_its_own
 from tests.simulation.kernel import Violation
 from tests.simulation.scenario import DAEMON, DROP, KINDS
 from tests.simulation.world import World, run
@@ -132,3 +133,18 @@ def test_the_simulation_loses_the_answers_of_claims() -> None:
         if any(wanted in line for line in world.kernel.lines):
             return
     raise AssertionError(f"no trace has {wanted!r}")
+
+
+def test_what_reads_nothing_ends_also_where_floors_take_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds whose floors take the whole pool and whose long prompts may read nothing: who stands still is lent
+    what is its own tenant's. Without that, the rule before, neither comes to its end."""
+    seeds = (227, 563)
+    for seed in seeds:
+        world = World(seed)
+        world.run()
+        assert sum(quota.floor_blocks for quota in world.scenario.quotas) == world.scenario.num_blocks
+        assert any(", lends " in line for line in world.kernel.lines)
+    nobody_is_lent_what_is_its_own(monkeypatch)
+    for seed in seeds:
+        with pytest.raises(Violation, match="are not over long after the last fault"):
+            run(seed)

@@ -164,9 +164,6 @@ class Workload:
             cache_priority=kernel.random.choice((0, 50, 50, 100)),
             drafts=kernel.chance(0.25),
         )
-        is_long = len(prompt) + request.max_tokens > scenario.num_blocks * scenario.block_tokens
-        if is_long and sum(quota.floor_blocks for quota in scenario.quotas) == scenario.num_blocks:
-            request.no_read = False  # what reads nothing goes on by credit alone, and there may never be any
         self.requests.append(request)
         return request
 

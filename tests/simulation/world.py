@@ -256,8 +256,8 @@ class World:
     def copy(self, process: SimDecoder, sequence: Sequence, plan: CopyPlan) -> None:
         """A decoder runs a copy-on-write."""
         self.invariants.may_write(process, sequence, plan.target)
-        place = sequence.table.index(plan.target) * self.scenario.block_tokens
-        self.invariants.is_scrubbed(process, sequence, plan.target, place)
+        place = len(sequence.table) - 1 - sequence.table[::-1].index(plan.target)  # before a window it may stand, too
+        self.invariants.is_scrubbed(process, sequence, plan.target, place * self.scenario.block_tokens)
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:

@@ -365,7 +365,7 @@ class SealColumns(_message.Message):
     def __init__(self, lease_ids: _Optional[bytes] = ..., sealed_tokens: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., takers: _Optional[bytes] = ..., taken_blocks: _Optional[bytes] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests", "sealed")
+    __slots__ = ("sequences", "returned_blocks", "wanted_blocks", "generated_tokens", "preemptions", "queued_requests", "sealed", "lacking_leases")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WANTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +373,7 @@ class ReportRequest(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    LACKING_LEASES_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceReport]
     returned_blocks: bytes
     wanted_blocks: int
@@ -380,7 +381,8 @@ class ReportRequest(_message.Message):
     preemptions: int
     queued_requests: int
     sealed: SealColumns
-    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceReport, _Mapping]]] = ..., returned_blocks: _Optional[bytes] = ..., wanted_blocks: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., sealed: _Optional[_Union[SealColumns, _Mapping]] = ...) -> None: ...
+    lacking_leases: bytes
+    def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceReport, _Mapping]]] = ..., returned_blocks: _Optional[bytes] = ..., wanted_blocks: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., sealed: _Optional[_Union[SealColumns, _Mapping]] = ..., lacking_leases: _Optional[bytes] = ...) -> None: ...
 
 class TableReplacement(_message.Message):
     __slots__ = ("lease_id", "first_index", "blocks")
@@ -401,14 +403,24 @@ class SequenceRefusal(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("replacements", "refusals", "kept")
+    __slots__ = ("replacements", "refusals", "kept", "growths")
     REPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    GROWTHS_FIELD_NUMBER: _ClassVar[int]
     replacements: _containers.RepeatedCompositeFieldContainer[TableReplacement]
     refusals: _containers.RepeatedCompositeFieldContainer[SequenceRefusal]
     kept: _containers.RepeatedCompositeFieldContainer[KeptBranch]
-    def __init__(self, replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[SequenceRefusal, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptBranch, _Mapping]]] = ...) -> None: ...
+    growths: _containers.RepeatedCompositeFieldContainer[Growth]
+    def __init__(self, replacements: _Optional[_Iterable[_Union[TableReplacement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[SequenceRefusal, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptBranch, _Mapping]]] = ..., growths: _Optional[_Iterable[_Union[Growth, _Mapping]]] = ...) -> None: ...
+
+class Growth(_message.Message):
+    __slots__ = ("lease_id", "blocks")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    blocks: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[bytes] = ...) -> None: ...
 
 class KeptBranch(_message.Message):
     __slots__ = ("lease_id", "handle", "num_tokens")
