@@ -2,11 +2,11 @@
 
     tessera bench wire [--blocks N] [--published N] [--rounds N] [--json FILE]
 
-Prints how long the daemon takes until it answers, round trips of an acquire, of a report with 64 seals and of nothing
-(a credit request for no block; beside it the same through a bare stream, which is what gRPC alone costs), and the
-daemon's memory before and after its index was filled, at rest: pages of the journal's file that it does not touch are
-the kernel's, and are shown as the file's size. The bench asks as a decoder does: on the same event loop, with its own
-values, and with a task that waits for the next answer before the question is sent.
+Prints how long the daemon takes until it answers, round trips of an acquire, of a report with 64 seals (and with 64
+whole blocks) and of nothing (a credit request for no block; beside it the same through a bare stream, which is what
+gRPC alone costs), and the daemon's memory before and after its index was filled, at rest: pages of the journal's file
+that it does not touch are the kernel's, and are shown as the file's size. The bench asks as a decoder does: on the same
+event loop, with its own values, and with a task that waits for the next answer before the question is sent.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ async def measure(
         add("nothing", [await _timed(session.ask(credit=cache_pb2.CreditRequest())) for _ in range(rounds)])
         add("acquire of a resident prompt of 8,192", await _acquires(session, grant, prompts, rounds))
         add(f"{SEQUENCES} seals in one report", await _seals(session, grant, fresh, rounds))
+        blocks = await _seals(session, grant, fresh, rounds, at_once=True)
+        add(f"{SEQUENCES} whole blocks in one report", blocks[BLOCK_TOKENS - 1 :: BLOCK_TOKENS] or blocks)
         await session.close()
     tokens = len(prompts) * PROMPT_TOKENS
     memory: list[list[Cell]] = [
@@ -141,14 +143,16 @@ async def _acquires(session: Session, grant: bytes, prompts: list[bytes], rounds
     return times
 
 
-async def _seals(session: Session, grant: bytes, fresh: Any, rounds: int) -> list[float]:
-    """As a step of 64 decoding sequences reports: each seals its next token, one in sixteen a whole block."""
-    answers = [await session.acquire(grant, fresh(64 + number % BLOCK_TOKENS)) for number in range(SEQUENCES)]
+async def _seals(session: Session, grant: bytes, fresh: Any, rounds: int, *, at_once: bool = False) -> list[float]:
+    """As a step of 64 decoding sequences reports: each seals its next token, one in sixteen a whole block; or,
+    `at_once`, all of them one in every sixteenth report, as sequences do that began together."""
+    lengths = [64 + number % BLOCK_TOKENS * (not at_once) for number in range(SEQUENCES)]
+    answers = [await session.acquire(grant, fresh(length)) for length in lengths]
     leases = [LeaseId(answer.lease_id) for answer in answers]
     await session.report(
         *(SequenceReport(LeaseId(answer.lease_id), copied=answer.HasField("copy")) for answer in answers)
     )
-    sealed = [64 + number % BLOCK_TOKENS for number in range(SEQUENCES)]
+    sealed = lengths
     times = []
     for _ in range(rounds):
         token = fresh(SEQUENCES)

@@ -20,9 +20,11 @@ def test_the_file_holds_the_rows_that_were_printed(tmp_path: Path, capsys: pytes
     shown = capsys.readouterr().out
     assert {"date", "CPU", "cores", "blocks"} <= set(document["facts"])
     assert len(table["rows"]) == 12
-    for name, median, worst in table["rows"]:
+    for name, median, worst, own_worst, ratio in table["rows"]:
         assert name in shown
         assert 0 < median <= worst
+        assert own_worst > 0
+        assert ratio == pytest.approx(own_worst / median)
     assert len(beside["rows"]) == 5
     for name, ours, radix, chain, *ratios in beside["rows"]:
         assert name in shown
