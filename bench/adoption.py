@@ -13,6 +13,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +30,14 @@ from cachemgr.journal_format import JournalIdentity
 from cachemgr.manager import CacheManager
 from cachemgr.nodes import Tree
 from cachemgr.recovery import recover
+from common.layout import WINDOW_SHARE
 
 RUN = 512
 SINGLES = 64
 EVICTED = 1000
 PROMPT_TOKENS = 8192
 MIN_BLOCKS = 11_000
+WINDOW_TOKENS = 512
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,15 +52,31 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(folder) / "index.journal"
         rows = _costs(options.blocks, options.published, options.rounds, place)
         report.table("What the journal costs", ("operation", "p50 µs", "p99 µs"), rows)
-        starts = [_adoption(options.blocks, options.published, length, place) for length in (512, 8, 1)]
-        columns = ("blocks of a path", "blocks", "nodes", "open s", "read s", "rebuild s", "all s", "file MB")
+        starts = [
+            _adoption(options.blocks, options.published, length, place, window_blocks)
+            for window_blocks in (0, options.blocks // WINDOW_SHARE)
+            for length in (512, 8, 1)
+        ]
+        columns = (
+            "blocks of a path",
+            "window blocks",
+            "blocks",
+            "nodes",
+            "open s",
+            "read s",
+            "rebuild s",
+            "all s",
+            "file MB",
+        )
         report.table("A new daemon adopts", columns, starts)
     report.write_json(options.json)
     return 0
 
 
-def _journal(num_blocks: int, place: Path) -> IndexJournal:
+def _journal(num_blocks: int, place: Path, window_blocks: int = 0) -> IndexJournal:
     identity = JournalIdentity(num_blocks, BLOCK_TOKENS, 4096, bytes(16), bytes(32), boot_id())
+    if window_blocks:
+        identity = replace(identity, num_window_blocks=window_blocks, window_block_bytes=4096)
     return create_journal(place, identity, 1)
 
 
@@ -100,15 +119,18 @@ def _fresh(work: Workload, _number: int) -> bytes:
     return work.fresh(PROMPT_TOKENS)
 
 
-def _adoption(num_blocks: int, published: int, length: int, place: Path) -> list[Cell]:
-    """Seconds that a new daemon takes for `published` blocks in paths of `length` blocks."""
-    journal, tree = _journal(num_blocks, place), Tree(1, ROOT)
+def _adoption(num_blocks: int, published: int, length: int, place: Path, window_blocks: int) -> list[Cell]:
+    """Seconds that a new daemon takes for `published` blocks in paths of `length` blocks, so many of them with window
+    blocks."""
+    journal, tree = _journal(num_blocks, place, window_blocks), Tree(1, ROOT)
     rng = np.random.default_rng(2)
     order = rng.permutation(num_blocks) + 1
     for first in range(0, published - published % length, length):
         tokens = rng.integers(0, 50_000, length * BLOCK_TOKENS, dtype=np.int32).tobytes()
         journal.publish(TENANT, tree, 0, tokens, order[first : first + length], 0, priority=50)
     journal.flush()
+    if window_blocks:
+        journal.has_windows(order[:window_blocks], np.arange(1, window_blocks + 1, dtype=np.int32))
     moments = [time.monotonic()]
     again = open_journal(place, boot_id())
     if again is None:
@@ -116,11 +138,19 @@ def _adoption(num_blocks: int, published: int, length: int, place: Path) -> list
     moments.append(time.monotonic())
     found = recover(again)
     moments.append(time.monotonic())
-    manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=2, journal=again)
+    manager = CacheManager(
+        num_blocks=num_blocks,
+        block_tokens=BLOCK_TOKENS,
+        window_tokens=WINDOW_TOKENS if window_blocks else 0,
+        num_window_blocks=window_blocks,
+        epoch=2,
+        journal=again,
+    )
     gc.disable()  # as the daemon does
     listed = manager.adopt(found, 0)
     gc.enable()
     again.keep_only(listed)
     moments.append(time.monotonic())
     spans = [float(later - earlier) for earlier, later in pairwise(moments)]
-    return [length, len(listed), found.num_nodes, *spans, moments[-1] - moments[0], place.stat().st_size / 1e6]
+    file_mb = place.stat().st_size / 1e6
+    return [length, window_blocks, len(listed), found.num_nodes, *spans, moments[-1] - moments[0], file_mb]

@@ -18,7 +18,9 @@ def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     costs, starts = (table["rows"] for table in document["tables"])
     assert len(costs) == 5
     assert all(median > 0 for _, median, _ in costs)
-    assert [(blocks, nodes) for _, blocks, nodes, *_ in starts] == [(10752, 21), (11000, 1375), (11000, 11000)]
+    wanted = [(10752, 21), (11000, 1375), (11000, 11000)]
+    assert [(blocks, nodes) for _, _, blocks, nodes, *_ in starts] == [*wanted, *wanted]
+    assert [window_blocks for _, window_blocks, *_ in starts] == [0] * 3 + [4000] * 3
     assert "with a journal" in capsys.readouterr().out
 
 
