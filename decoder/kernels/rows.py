@@ -285,5 +285,6 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
         values = keys + kv_heads * head_dim * 4
         target = slot + head * frame[HEAD_BYTES]
         scales = scales_at + head * frame[BLOCK_TOKENS] * 2
-        store_row(kernels, target, scales, keys, head_dim)
-        store_row(kernels, target + frame[VALUE_OFFSET], scales + frame[VALUE_OFFSET] // head_dim * 2, values, head_dim)
+        store_row(kernels, target, scales, keys, head_dim, True)
+        value_scales = scales + frame[VALUE_OFFSET] // head_dim * 2
+        store_row(kernels, target + frame[VALUE_OFFSET], value_scales, values, head_dim, False)

@@ -287,6 +287,37 @@ def _emit_store_e4m3(builder: Any, address: Any, vector: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
+def _emit_e4m3_misfit(builder: Any, vector: Any, scale: Any, inverse: Any, unit: Any) -> Any:
+    """See `kv_write/triton.py::misfit`, of which this is the CPU's form, bit for bit."""
+
+    def splat(value: int) -> ir.Constant:
+        return _splat_constant(_VI32, value)
+
+    bits = builder.bitcast(_emit_clamp(builder, builder.fmul(vector, inverse), 448.0), _VI32)
+    odd = builder.and_(builder.lshr(bits, splat(20)), splat(1))
+    bits = builder.and_(builder.add(bits, builder.add(odd, splat(0x7FFFF))), splat(0xFFF00000))
+    error = builder.fsub(vector, builder.fmul(builder.bitcast(bits, _VF32), scale))
+    magic = _splat_constant(_VF32, 12582912.0)
+    whole = builder.fsub(builder.fadd(builder.fmul(error, unit), magic), magic)
+    return builder.fmul(whole, whole)
+
+
+def _emit_widened_scale(builder: Any, scale: Any, factor: Any) -> Any:
+    """`scale` times `factor` per lane, rounded up to bfloat16."""
+    wider = builder.fmul(scale, _emit_splat(builder, factor))
+    bits = builder.add(builder.bitcast(wider, _VI32), _splat_constant(_VI32, 0xFFFF))
+    return builder.bitcast(builder.and_(bits, _splat_constant(_VI32, 0xFFFF0000)), _VF32)
+
+
+def _emit_misfit_unit(builder: Any, scale: Any) -> Any:
+    """4 over the power of two below `scale`, at most 2**127."""
+    exponent = builder.lshr(builder.bitcast(scale, _VI32), _splat_constant(_VI32, 23))
+    exponent = builder.sub(_splat_constant(_VI32, 256), exponent)
+    most = _splat_constant(_VI32, 254)
+    exponent = builder.select(builder.icmp_signed("<", exponent, most), exponent, most)
+    return builder.bitcast(builder.shl(exponent, _splat_constant(_VI32, 23)), _VF32)
+
+
 def _emit_magnitudes(builder: Any, vector: Any, most: Any) -> Any:
     """The larger of `most` and the bits of |vector| per lane: as integers, so that no NaN is lost."""
     bits = builder.and_(builder.bitcast(vector, _VI32), _splat_constant(_VI32, 0x7FFFFFFF))
@@ -456,6 +487,14 @@ store_e4m3 = _operation(types.void, (types.int64, FLOATS), _emit_store_e4m3)
 magnitudes = _operation(INTS, (FLOATS, INTS), _emit_magnitudes)
 row_scale = _operation(FLOATS, (INTS, types.float32), _emit_row_scale)
 store_scale = _operation(types.void, (types.int64, FLOATS), _emit_store_scale)
+# For the choice of a row's scale by its error: `stored_rows.py`.
+e4m3_misfit = _operation(FLOATS, (FLOATS,) * 4, _emit_e4m3_misfit)
+widened_scale = _operation(FLOATS, (FLOATS, types.float32), _emit_widened_scale)
+misfit_unit = _operation(FLOATS, (FLOATS,), _emit_misfit_unit)
+select_less = _operation(
+    FLOATS, (types.float32, types.float32, FLOATS, FLOATS),
+    lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),
+)  # fmt: skip
 store_weight_pair = _operation(types.void, (types.int64, FLOATS, FLOATS), _emit_store_weight_pair)
 store_pairs = _operation(types.void, (types.int64, types.int64, types.int64), _emit_store_pairs)
 copy_16_bytes = _operation(types.void, (types.int64, types.int64), _emit_copy_16_bytes)

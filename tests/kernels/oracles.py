@@ -47,23 +47,38 @@ def norm_rotate(
     return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
 
 
-def quantize(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row."""
+def quantize(x: torch.Tensor, kind: torch.dtype, *, keys: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row; in e4m3 that of keys is the one of eight
+    with the least squared error, counted in quarters of the power of two below the least."""
     peak = 127.0 if kind == torch.int8 else 448.0
     exact = (x.float().abs().amax(-1) / peak).clamp_min(torch.finfo(torch.bfloat16).tiny)
-    scale = exact.bfloat16()
-    scale = torch.where(scale.float() < exact, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    scale = _bfloat16_up(exact)
+    if keys and kind != torch.int8:
+        unit = (4 / 2.0 ** torch.floor(torch.log2(scale.double()))).clamp_max(2.0**127)
+        tried = [_bfloat16_up(scale.float() * (1 + eighths / 8)) for eighths in range(8)]
+        errors = []
+        for one in tried:
+            y = (x.float() * (1 / one.float())[..., None]).clamp(-448, 448).to(kind).double()
+            errors.append(((x.double() - y * one.double()[..., None]) * unit[..., None]).round().square().sum(-1))
+        best = torch.stack(errors).argmin(0)
+        scale = torch.stack(tried).gather(0, best[None])[0]
     y = x.float() / scale.float()[..., None]
     return (y.round() if kind == torch.int8 else y).to(kind), scale
 
 
-def held(rows: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
+def _bfloat16_up(exact: torch.Tensor) -> torch.Tensor:
+    """Rounded up."""
+    near = exact.bfloat16()
+    return torch.where(near.float() < exact, torch.nextafter(near, torch.full_like(near, torch.inf)), near)
+
+
+def held(rows: torch.Tensor, stored: torch.dtype | None, *, keys: bool = False) -> torch.Tensor:
     """Rows [..., dim] as a cache of type `stored` gives them back, float64; None keeps them as they are."""
     if stored is None:
         return rows
     if stored.itemsize > 1:
         return rows.to(stored).double()
-    elements, scales = quantize(rows, stored)
+    elements, scales = quantize(rows, stored, keys=keys)
     return elements.double() * scales.double()[..., None]
 
 

@@ -122,7 +122,7 @@ def store(
     if scales is None:
         arena[blocks, LAYER, plane, :, slots] = rows.to(arena.dtype)
         return rows.to(arena.dtype).float()
-    stored, scale = oracles.quantize(rows, arena.dtype)
+    stored, scale = oracles.quantize(rows, arena.dtype, keys=plane == 0)
     if arena.dtype == torch.int8:
         arena[blocks, LAYER, plane, :, slots] = stored
     else:

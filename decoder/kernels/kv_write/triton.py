@@ -63,8 +63,42 @@ def narrow(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 
 @kernel
-def quantize(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """Rows of x as stored elements, and the bits of each row's scale.
+def misfit(x: tl.tensor, scale: tl.tensor, unit: tl.tensor) -> tl.tensor:
+    """Of rows x with such scales [rows], stored as e4m3: the squared errors in whole units, summed.
+
+    Sums below 2**24 are exact, and so the same in whatever order they are taken: an error is at most 256 units, and a
+    head has at most 256 elements. Products here are exact, or rounded before a sum, so contraction changes nothing.
+    """
+    y = x * tl.div_rn(1.0, scale)[:, None]
+    y = tl.minimum(tl.maximum(y, -448.0), 448.0)
+    bits = y.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    error = (x - bits.to(tl.float32, bitcast=True) * scale[:, None]) * unit[:, None]
+    whole = (error + 12582912.0) - 12582912.0
+    return tl.sum(whole * whole, 1)
+
+
+@kernel
+def fitted(x: tl.tensor, bits: tl.tensor) -> tl.tensor:
+    """Of scales with such bits, and of them times 9/8 to 15/8, the bits of those with the least squared error of rows x
+    as e4m3, the first of equals: a key's largest elements are its head's outliers, whose rounding is most of the error
+    of a product."""
+    least = bits.to(tl.float32, bitcast=True)
+    exponent = tl.minimum(256 - (bits >> 23), 254)
+    unit = (exponent << 23).to(tl.float32, bitcast=True)  # 4 over the power of two below the scale
+    best = misfit(x, least, unit)
+    for eighths in tl.static_range(1, 8):
+        tried = ((least * (1.0 + eighths * 0.125)).to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
+        found = misfit(x, tried.to(tl.float32, bitcast=True), unit)
+        bits = tl.where(found < best, tried, bits)
+        best = tl.minimum(found, best)
+    return bits
+
+
+@kernel
+def quantize(x: tl.tensor, KIND: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
+    """Rows of x as stored elements, and the bits of each row's scale. KEYS: they are keys, whose e4m3 scales are
+    `fitted`.
 
     A scale is a bfloat16 number, rounded up, at least the smallest normal one; NaN for a row with a NaN or an infinity.
     Divisions are exact to the last bit, so that the CPU's form stores the same bytes.
@@ -75,6 +109,8 @@ def quantize(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     scale = tl.div_rn(most.to(tl.float32, bitcast=True), peak).to(tl.int32, bitcast=True)
     scale = tl.maximum((scale + 0xFFFF) & -0x10000, 0x00800000)
     scale = tl.where(most < 0x7F800000, scale, 0x7FC00000)
+    if KEYS and KIND != 1:
+        scale = fitted(x, scale)
     y = tl.div_rn(x, scale.to(tl.float32, bitcast=True)[:, None])
     if KIND == 1:
         # The low bits of y + 1.5 * 2**23 are y rounded to an integer, half to even.
@@ -173,10 +209,10 @@ def write_kernel(
             tl.store(value_arena + target[:, None] + columns[None, :], stored, mask=mask)
         else:
             scale_place = block * scale_stride + heads.to(tl.int64) * scale_head_stride + slot
-            stored, scale = quantize(x, KIND)
+            stored, scale = quantize(x, KIND, True)
             tl.store(key_arena + target[:, None] + columns[None, :], stored, mask=mask)
             tl.store(key_scales + scale_place, scale, mask=m_heads)
-            stored, scale = quantize(v.to(tl.float32), KIND)
+            stored, scale = quantize(v.to(tl.float32), KIND, False)
             tl.store(value_arena + target[:, None] + columns[None, :], stored, mask=mask)
             tl.store(value_scales + scale_place, scale, mask=m_heads)
 

@@ -104,7 +104,7 @@ def oracle_logits(config: ModelConfig, token_ids: np.ndarray, stored: torch.dtyp
             oracles.norm_rotate(part, positions, angles.cos(), angles.sin(), weight)
             for part, weight in zip(parts, head_norms, strict=False)
         )
-        k, v = (oracles.held(rows, stored) for rows in (k, parts[2]))
+        k, v = oracles.held(k, stored, keys=True), oracles.held(parts[2], stored)
         out, _ = oracles.attention(
             q, k, v, config.query_scale, window=layer.window or 0, soft_cap=config.attention_cap or 0.0
         )

@@ -52,7 +52,7 @@ def check(
     for plane, want in ((0, want_k[real]), (1, v[real])):
         got = arena[blocks, LAYER, plane, :, slots].float()
         if scales is not None:
-            _, scale = oracles.quantize(want, arena.dtype)
+            _, scale = oracles.quantize(want, arena.dtype, keys=plane == 0)
             stored_scale = scales[blocks, LAYER, plane, :, slots].float()
             # The next number up where the true maximum is computed a bit higher; never lower than needed.
             assert torch.allclose(stored_scale, scale.float(), rtol=2**-7)
@@ -119,7 +119,8 @@ def awkward_rows() -> torch.Tensor:
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.uint8])
 def test_quantised_bytes_are_those_of_the_definition(stored: torch.dtype) -> None:
-    """Each scale is the largest magnitude over the peak rounded up to bfloat16; elements are rounded half to even."""
+    """Each scale is the largest magnitude over the peak rounded up to bfloat16, or of e4m3 keys the best of eight;
+    elements are rounded half to even."""
     rows = awkward_rows()
     tokens = rows.shape[0]
     arena, scales = empty_arena(tokens, 8, 16, 64, stored)
@@ -130,8 +131,9 @@ def test_quantised_bytes_are_those_of_the_definition(stored: torch.dtype) -> Non
         rows, rows, rows, arena, LAYER, numbers[:, None].contiguous(), numbers - 1, numbers * 0, one, one * 0,
         torch.empty_like(rows), scales=scales,
     )  # fmt: skip
-    elements, want = oracles.quantize(rows, torch.int8 if stored == torch.int8 else torch.float8_e4m3fn)
     for plane in range(2):
+        kind = torch.int8 if stored == torch.int8 else torch.float8_e4m3fn
+        elements, want = oracles.quantize(rows, kind, keys=plane == 0)
         assert torch.equal(scales[1:, LAYER, plane, :, 0].view(torch.int16), want.view(torch.int16))
         got = arena[1:, LAYER, plane, :, 0].contiguous().view(torch.uint8)
         assert torch.equal(got, elements.view(torch.uint8))
