@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,6 +332,40 @@ def test_client_refuses_memory_that_is_not_what_the_reply_says(tmp_path):
         os.close(fd)
     small.close()
     right.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"num_window_blocks": 4}, False),
+        ({"num_window_blocks": 0}, False),
+        ({"window_block_bytes": 512}, False),
+        ({"arena_bytes": 4 * 4096}, False),
+    ],
+)
+def test_client_refuses_memory_whose_window_blocks_are_not_what_the_reply_says(changes, fits):
+    """The size must be that of both pools; a reply that leaves window blocks out, or names others, is refused."""
+    arena = HostArena(ArenaSizes(3, 4096, 2, 1024), nonce=NONCE)
+    reply = encode_reply(ArenaStatus.OK, replace(arena.info(FINGERPRINT), **changes))
+
+    async def body():
+        with tempfile.TemporaryDirectory(prefix="ts-") as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/a.sock")
+            listener.listen(1)
+            fetching = asyncio.create_task(fetch_here(Path(folder) / "a.sock", bytes(16)))
+            link, _ = await asyncio.to_thread(listener.accept)
+            with link:
+                link.recv(REQUEST_BYTES)
+                socket.send_fds(link, [reply], [arena.fileno()])
+            if fits:
+                assert (await fetching).sizes == arena.sizes
+            else:
+                with pytest.raises(FailedPrecondition, match="need"):
+                    await fetching
+
+    asyncio.run(body())
+    arena.close()
 
 
 def test_absent_daemon_is_unavailable(tmp_path):

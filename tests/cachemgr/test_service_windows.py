@@ -126,6 +126,27 @@ def test_branches_come_with_theirs() -> None:
     run(body)
 
 
+def test_a_rolled_back_table_and_one_made_writable_come_with_theirs() -> None:
+    """The copy's target is new; what a commit replaces is named too."""
+
+    async def body(rig: Rig) -> None:
+        client = await grouped(rig)
+        first = await client.ask(acquire=acquire_request(await rig.grant(), PROMPT[:10]))
+        lease = first.acquire.lease_id
+        await client.ask(report=report_request({"lease_id": lease, "sealed_tokens": 10}))
+        committed = await client.ask(commit=cache_pb2.CommitRequest(lease_id=lease, num_tokens=10))
+        assert committed.WhichOneof("result") == "commit" and committed.window_blocks == b""
+        answer = await client.ask(make_writable=cache_pb2.MakeWritableRequest(lease_id=lease))
+        plan, table = answer.make_writable.copy, ids(answer.make_writable.blocks)
+        assert plan.target == table[2] and {*table, plan.source} == set(pairs(answer))
+        await client.ask(report=report_request({"lease_id": lease, "copied": True}))
+        answer = await client.ask(rollback=cache_pb2.RollbackRequest(lease_id=lease, num_tokens=9))
+        assert set(ids(answer.rollback.blocks)) <= set(pairs(answer))
+        assert await rig.is_sound()
+
+    run(body)
+
+
 def test_a_replacement_comes_with_the_window_block_of_the_listed_block() -> None:
     """Two decoders compute the same: the second one switches to the blocks of the first, and their window blocks."""
 

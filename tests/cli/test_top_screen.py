@@ -54,6 +54,15 @@ def test_map_of_a_large_pool_is_its_shares() -> None:
     assert tiny.splitlines()[2].startswith("!.")
 
 
+def test_window_blocks_have_a_line_where_there_are_any() -> None:
+    """Without layer groups nothing is said of them; with them the size of the pool counts both."""
+    assert "window" not in draw(reading(), None)
+    windows = admin_pb2.WindowPool(total_blocks=30, free_blocks=10, needed_blocks=7, block_bytes=2**21)
+    text = draw(reading(windows=windows), None)
+    assert "100 blocks of 16 tokens, 160 MiB" in text
+    assert "window blocks: needed 7   attached 20   free 10" in text
+
+
 def test_rates_are_of_the_time_between_two_looks() -> None:
     """Numbers a second, and none across a restart of the daemon."""
     before = reading(moment=10, generated_tokens=100, evictions=5)

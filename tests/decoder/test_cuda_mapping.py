@@ -20,6 +20,7 @@ from common.layout import KvDtype, KvLayout
 from decoder import arena_view
 from decoder.arena_view import map_arena
 from decoder.cuda_mapping import map_fd
+from decoder.grouped_arena import GroupedArena
 from tests.cuda_recorder import GRANULARITY, OTHER_UUID, UUID, Recorder, gpu_of, host_tensor
 
 LAYOUT = KvLayout(2, 1, 8, 4, KvDtype.BFLOAT16)
@@ -139,6 +140,34 @@ def test_the_first_decoder_writes_the_nonce_and_the_next_one_finds_it(daemon: di
     one.close()
     two.array[3, 1, 0, 0, 2, 5] = 43
     assert one.array[3, 1, 0, 0, 2, 5] == 43
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_with_groups_both_pools_are_tensors_over_one_mapping(
+    daemon: dict[str, object], memory: int, kv_dtype: str
+) -> None:
+    """Shapes are those of the two groups; what is written through one mapping is where the sizes say, and in the other
+    mapping too."""
+    layout = KvLayout.of(3, 1, 8, 4, kv_dtype, 9, (0, 2))
+    sizes = layout.sizes(20)
+    info = replace(info_of(), num_blocks=20, block_bytes=sizes.block_bytes, arena_bytes=sizes.arena_bytes)
+    daemon["info"] = replace(
+        info,
+        layout_fingerprint=layout.fingerprint(),
+        num_window_blocks=sizes.num_window_blocks,
+        window_block_bytes=sizes.window_block_bytes,
+    )
+    arenas = [map_arena(Path("x"), b"t" * 16, layout, 20, gpu_of(Recorder()), host_tensor).array for _ in range(2)]
+    assert all(isinstance(arena, GroupedArena) for arena in arenas)
+    one, two = arenas
+    assert one.blocks.shape == (21, *layout.full_group.array_shape)
+    assert one.window_blocks.shape == (sizes.num_window_blocks + 1, *layout.window_group.array_shape)
+    one.window_blocks[-1].view(torch.uint8)[...] = 7
+    one.blocks[-1].view(torch.uint8)[...] = 5
+    assert (
+        os.pread(memory, 1, sizes.arena_bytes - 1) == b"\x07" and os.pread(memory, 1, sizes.blocks_bytes - 1) == b"\x05"
+    )
+    assert (two.window_blocks[-1].view(torch.uint8) == 7).all() and not two.window_blocks[1].view(torch.uint8).any()
 
 
 def test_another_nonce_is_refused(daemon: dict[str, object], memory: int) -> None:
