@@ -16,7 +16,7 @@ from cachemgr.attach_order import AttachOrder
 from cachemgr.ids import LeaseId, SessionId, TenantId
 from cachemgr.manager import CacheManager
 from cachemgr.recovery import recover
-from cachemgr.results import Waiting
+from cachemgr.results import Acquired, CopyPlan, Reported, Waiting
 from cachemgr.resuming import renamed
 from common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, TesseraError
 from common.tokens import pack_tokens
@@ -62,7 +62,7 @@ class SimDaemon:
         self.manager = CacheManager(
             num_blocks=scenario.num_blocks,
             block_tokens=scenario.block_tokens,
-            window_tokens=scenario.window_tokens,
+            window_tokens=scenario.group_window or scenario.window_tokens,
             epoch=epoch,
             journal=world.journal,
             name_bits=scenario.name_bits,
@@ -70,6 +70,8 @@ class SimDaemon:
             lease_ns=LEASE * 1000,
             grace_ns=GRACE * 1000,
             on_free=world.invariants.freed,
+            num_window_blocks=scenario.num_window_blocks,
+            on_window_free=world.invariants.windows_freed,
         )
         for number, quota in enumerate(scenario.quotas, 1):
             self.manager.set_quota(TenantId(f"tenant-{number}"), quota)
@@ -115,10 +117,48 @@ class SimDaemon:
         if scrub:
             self._say(f"has {list(scrub)} scrubbed")
         self._tell_ready()
-        stream.link.down.send(messages.Answer(message.sequence, result, self.manager.revision, scrub))
+        pairs, window_scrub = self._window_blocks(stream, message.operation, result)
+        answer = messages.Answer(message.sequence, result, self.manager.revision, scrub, pairs, window_scrub)
+        stream.link.down.send(answer)
         if self.kernel.chance(self.world.duplicates):
             self._say(f"hears a message of session {stream.session} twice")
             self.kernel.after(self.kernel.between(1, 500), self.receive, link, message)
+
+    def _window_blocks(
+        self, stream: Stream, operation: Any, result: Any
+    ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """What goes with every answer: the window blocks of the blocks that it names, and which of them to zero."""
+        windows = self.manager._state.window_blocks
+        if windows is None:
+            return (), ()
+        named = self._named(stream, operation, result)
+        pairs = windows.pairs_of(np.array(sorted(named), np.intp)).tolist()
+        scrub = tuple(windows.take_scrub().tolist())
+        if scrub:
+            self._say(f"has window blocks {list(scrub)} scrubbed")
+        return tuple((block, window) for block, window in pairs), scrub
+
+    def _named(self, stream: Stream, operation: Any, result: Any) -> set[int]:
+        """The blocks that an answer names: of a lease that was cut all, of a session that goes on everything."""
+        leases = self.manager._state.book.leases
+        match operation, result:
+            case _, Acquired(blocks=blocks, copy=copy):
+                return {*blocks.tolist(), *_of_copy(copy)}
+            case _, Reported(replacements=replacements, credit=credit, grown=grown):
+                return {
+                    *credit.tolist(),
+                    *(block for item in (*replacements, *grown) for block in item.blocks.tolist()),
+                }
+            case messages.Fork(), list():
+                return {block for branch in result for block in (*branch.blocks.tolist(), *_of_copy(branch.copy))}
+            case ((messages.Rollback(lease=lease) | messages.MakeWritable(lease=lease)), _) if lease in leases:
+                return {*leases[lease].blocks.tolist(), *_of_copy(leases[lease].copy)}
+            case messages.Attach(), messages.Attached() if result.resumed is not None:
+                session = self.manager._state.book.sessions[result.session]
+                held = {block for lease in session.leases.values() for block in lease.blocks.tolist()}
+                copies = {block for lease in session.leases.values() for block in _of_copy(lease.copy)}
+                return held | copies | session.credit
+        return set()
 
     def _tell_ready(self) -> None:
         for session, wait_id in self.manager.take_ready_waits():
@@ -206,7 +246,9 @@ class SimDaemon:
             )  # fmt: skip
         except ResourceExhausted as error:
             if error.reason == "POOL_FULL":
-                if not (self.world.scenario.fail_allocation or self.world.scenario.quotas or self.manager.adopting):
+                if error.subject == "window_blocks":
+                    judge.may_lack_window_blocks(error.needed)
+                elif not (self.world.scenario.fail_allocation or self.world.scenario.quotas or self.manager.adopting):
                     judge.may_be_refused(-(-len(tokens) // self.world.scenario.block_tokens))
                 self._reclaim(session, error.needed - error.usable, from_asking=True)
             elif error.reason == "EXCEEDS_USABLE":
@@ -233,7 +275,8 @@ class SimDaemon:
         """What of a new lease lies in a wider scope: as its decoder has to know."""
         lease, size = self.manager._state.book.leases[number], self.world.scenario.block_tokens
         expected = request.prefix_tokens // size
-        if not continues and lease.prefix_blocks != (expected if expected <= num_blocks else 0):
+        fits = expected <= num_blocks or self.world.scenario.group_window  # a table with groups grows into its scope
+        if not continues and lease.prefix_blocks != (expected if fits else 0):
             raise Violation(f"r{request.number} has {lease.prefix_blocks} blocks in its scope")
         scope = 0 if lease.prefix_tree is None else request.scope
         if lease.prefix_tree is not None:
@@ -352,7 +395,8 @@ class SimDaemon:
             raise FailedPrecondition("the session is over", reason="SESSION_OVER")
         now_ns = self.kernel.now_ns
         session = self.manager.attach(decoder_name=operation.decoder, process_id=operation.process_id, now_ns=now_ns)
-        done = self.manager.claim(session, wanted.held, np.array(wanted.credit, np.int32), now_ns)
+        pairs = np.array(wanted.window_blocks, np.int32).reshape(-1, 2)
+        done = self.manager.claim(session, wanted.held, np.array(wanted.credit, np.int32), now_ns, pairs)
         self.world.invariants.claimed()
         self._say(f"leases what {operation.decoder} claims: {done.leases}, as session {session}")
         stream.session, stream.decoder, stream.process_id = session, operation.decoder, operation.process_id
@@ -552,3 +596,8 @@ class SimDaemon:
         else:
             raise Violation("a tenant ended the kept branch of another")
         self.world.check()
+
+
+def _of_copy(copy: CopyPlan | None) -> tuple[int, ...]:
+    """The blocks that a copy plan names."""
+    return () if copy is None else (copy.source, copy.target)

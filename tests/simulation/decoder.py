@@ -60,6 +60,7 @@ class SimDecoder:
         self.link: Link | None = None
         self.inbox: deque[tuple[Link | None, Any]] = deque()
         self.pending: deque[tuple[int, int, Any, Any]] = deque()
+        self.windows_of: dict[int, int] = {}  # the window block of each block, as this process was told
         self.sequence = 0
         self.good_until = 0
         self.busy = self.woken = False
@@ -230,7 +231,9 @@ class SimDecoder:
             raise AssertionError("the simulated daemon left an operation unanswered")
         self.good_until = max(self.good_until, sent + LEASE)
         result = answer.result
+        self.windows_of.update(answer.window_blocks)
         self.world.memory.scrub(answer.scrub)
+        self.world.windows.scrub(answer.window_scrub)
         match operation:
             case messages.Attach():
                 if isinstance(result, TesseraError):

@@ -17,6 +17,7 @@ from cachemgr import (
     branches,
     claim_plans,
     claims,
+    groups,
     kept,
     layers,
     radix,
@@ -25,11 +26,13 @@ from cachemgr import (
     sealing,
     state,
     upkeep,
+    window_blocks,
     windows,
 )
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
 from cachemgr.gaps import GappedIndex
+from cachemgr.groups import GroupedIndex
 from cachemgr.journal import IndexJournal
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.manager import CacheManager
@@ -39,6 +42,7 @@ from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
 from cachemgr.reclaim import Reclaimer
 from cachemgr.state import CacheState
+from cachemgr.window_blocks import WindowBlocks
 
 Defect = Callable[[MonkeyPatch], None]
 
@@ -436,8 +440,93 @@ def nobody_is_lent_what_is_its_own(patch: MonkeyPatch) -> None:
     patch.setattr(reports, "lend_own", lambda state, session, lacking: [])
 
 
+def a_window_of_a_group_is_a_token_too_short(patch: MonkeyPatch) -> None:
+    """A sequence gives up the window block of what its next token still reads."""
+    _wrap(patch, groups, "behind", lambda behind, count, window, size: behind(count + 1, window, size))
+
+
+def window_blocks_that_are_needed_are_taken(patch: MonkeyPatch) -> None:
+    """Whatever is attached and oldest goes, whoever reads it."""
+
+    def loose(original: Any, windows: Any, pool: Any, *more: Any) -> Any:
+        return np.flatnonzero(windows.of)
+
+    _wrap(patch, WindowBlocks, "_loose", loose)
+
+
+def a_hit_does_not_look_for_window_blocks(patch: MonkeyPatch) -> None:
+    """It ends where the tokens end, whatever its window lacks."""
+    patch.setattr(GroupedIndex, "usable", lambda index, found: found)
+
+
+def a_hit_looks_at_its_last_window_block_alone(patch: MonkeyPatch) -> None:
+    """A window of one token is all that is asked for."""
+
+    def usable(original: Any, index: Any, found: Any) -> Any:
+        before, index._window_tokens = index._window_tokens, 1
+        try:
+            return original(index, found)
+        finally:
+            index._window_tokens = before
+
+    _wrap(patch, GroupedIndex, "usable", usable)
+
+
+def a_listed_block_gets_no_window_block(patch: MonkeyPatch) -> None:
+    """A sequence changes its own block for a listed one that lacks what its window reads."""
+    patch.setattr(groups, "lend", lambda state, own, listed: None)
+
+
+def what_a_branch_copies_from_loses_its_window_block(patch: MonkeyPatch) -> None:
+    """It moves to a listed block, and goes from there, before the copy has run."""
+    patch.setattr(groups, "alone", lambda state, lease, first, stop: stop)
+
+
+def a_lease_that_ends_has_passed_its_blocks_for_ever(patch: MonkeyPatch) -> None:
+    """Its part of the count of those who need no window block stays."""
+    patch.setattr(state, "end", lambda state, lease: None)
+
+
+def window_blocks_stay_with_freed_blocks(patch: MonkeyPatch) -> None:
+    """Nobody frees them."""
+    patch.setattr(WindowBlocks, "detach_before", lambda windows, on_free: on_free)
+
+
+def window_blocks_of_the_quarantine_are_taken(patch: MonkeyPatch) -> None:
+    """Nobody holds those blocks, and their last writer may live."""
+    patch.setattr(window_blocks, "_QUARANTINED", np.uint8(255))
+
+
+def window_blocks_are_not_scrubbed(patch: MonkeyPatch) -> None:
+    """They cross tenants with what is in them."""
+    patch.setattr(WindowBlocks, "take_scrub", lambda windows: NO_BLOCKS)
+
+
+def a_lost_answer_counts_as_scrubbed_window_blocks(patch: MonkeyPatch) -> None:
+    """Window blocks whose handing over was never heard of are taken for zeroed."""
+    patch.setattr(WindowBlocks, "taint", lambda windows, blocks: None)
+
+
+def more_window_blocks_are_promised_than_there_are(patch: MonkeyPatch) -> None:
+    """Nobody counts them before blocks are handed out."""
+    patch.setattr(groups, "room", lambda state, owner, wanted, besides=None: wanted)
+
+
+def window_blocks_that_nobody_needs_are_no_room(patch: MonkeyPatch) -> None:
+    """What was passed stays with its block: a sequence that is longer than the pool never ends."""
+    _wrap(patch, WindowBlocks, "_loose", lambda loose, *arguments: loose(*arguments)[:0])
+
+
 # Found within a few seeds.
 COMMON: list[Defect] = [
+    a_window_of_a_group_is_a_token_too_short,
+    window_blocks_that_are_needed_are_taken,
+    a_hit_does_not_look_for_window_blocks,
+    a_lease_that_ends_has_passed_its_blocks_for_ever,
+    window_blocks_stay_with_freed_blocks,
+    window_blocks_are_not_scrubbed,
+    more_window_blocks_are_promised_than_there_are,
+    window_blocks_that_nobody_needs_are_no_room,
     a_window_is_a_token_too_short,
     tails_do_not_depend_on_their_prefix,
     floors_are_not_shielded,
@@ -476,6 +565,11 @@ COMMON: list[Defect] = [
 # Found within some dozens of seeds.
 RARE: list[Defect] = [
     nobody_is_lent_what_is_its_own,
+    a_listed_block_gets_no_window_block,
+    a_hit_looks_at_its_last_window_block_alone,
+    what_a_branch_copies_from_loses_its_window_block,
+    window_blocks_of_the_quarantine_are_taken,
+    a_lost_answer_counts_as_scrubbed_window_blocks,
     a_gap_is_taken_for_a_block,
     what_a_window_needs_is_not_looked_at,
     what_was_passed_is_presented_as_it_was,
@@ -496,6 +590,12 @@ RARE: list[Defect] = [
 
 # Those that give a reader wrong content: the shadow memory must see them with the manager's own check left out.
 SEEN_BY_MEMORY: list[Defect] = [
+    a_window_of_a_group_is_a_token_too_short,
+    window_blocks_that_are_needed_are_taken,
+    a_hit_does_not_look_for_window_blocks,
+    a_listed_block_gets_no_window_block,
+    a_lease_that_ends_has_passed_its_blocks_for_ever,
+    window_blocks_are_not_scrubbed,
     a_window_is_a_token_too_short,
     nothing_is_scrubbed,
     a_lost_answer_counts_as_scrubbed,

@@ -125,12 +125,23 @@ class Engine:
         self.ending.clear()
         self.asked = self.short = self.refused = self.is_full = self.acknowledge = False
 
-    def holdings(self) -> tuple[tuple[Claim, ...], tuple[int, ...]]:
-        """Everything that is held, for the daemon: sequences and credit."""
+    def holdings(self) -> tuple[tuple[Claim, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Everything that is held, for the daemon: sequences, credit, and the window blocks that go with them."""
         self.released = []
         self.presented = list(self.running)
         self.presented_leases = [item.lease for item in self.running]
-        return tuple(item.held() for item in self.running), (*self.credit, *self.strays)
+        return tuple(item.held() for item in self.running), (*self.credit, *self.strays), self._window_blocks()
+
+    def _window_blocks(self) -> tuple[tuple[int, int], ...]:
+        """Of credit, copies, and what of tables the window has not passed: what was told of them."""
+        window = self.scenario.group_window
+        if not window:
+            return ()
+        named = {*self.credit, *self.strays}
+        for item in self.running:
+            named.update(item.table[max(0, item.computed + 1 - window) // self.size :])
+            named.update(() if item.copy is None else (item.copy.source, item.copy.target))
+        return tuple((block, self.process.windows_of[block]) for block in sorted(named))
 
     def resumed(self, answer: Resumed, *, anew: bool) -> None:
         """The session goes on; sequences whose lease was not kept start again."""
@@ -203,7 +214,9 @@ class Engine:
             raise Violation(f"{sequence.name}: {answer.cached_tokens} of {len(sequence.tokens)} tokens are cached")
         passed = int(np.count_nonzero(answer.blocks == 0))
         shared = answer.cached_tokens // self.size - passed
-        if len(answer.blocks) != self.world.begins_with(len(sequence.tokens), shared, passed):
+        whole = self.world.begins_with(len(sequence.tokens), shared, passed)
+        least = shared + 1 if self.scenario.group_window else whole  # the rest comes as credit
+        if not least <= len(answer.blocks) <= whole:
             raise Violation(f"{sequence.name}: {len(answer.blocks)} blocks for {len(sequence.tokens)} tokens")
         if sequence.state == FINISHED:
             self.released.append(messages.SequenceReport(answer.lease_id, release=True))
@@ -274,7 +287,8 @@ class Engine:
             return
         sequence.state = RUNNING
         passed = isinstance(answer, FailedPrecondition) and answer.reason == "WINDOW_PASSED"
-        if isinstance(answer, ResourceExhausted) or (passed and self.scenario.window_tokens):
+        windowed = self.scenario.window_tokens or self.scenario.group_window
+        if isinstance(answer, ResourceExhausted) or (passed and windowed):
             self._give_way(sequence)
             return
         if isinstance(answer, TesseraError):
@@ -422,7 +436,7 @@ class Engine:
         for sequence in self.running:
             last = len(sequence.request.prompt) + sequence.request.max_tokens - 1
             ahead = min(len(sequence.tokens) + AHEAD_TOKENS, last)
-            if len(sequence.tokens) > self.scenario.num_blocks * self.size:
+            if len(sequence.tokens) > self.scenario.num_blocks * self.size or self.scenario.group_window:
                 ahead = min(ahead, sequence.computed + self.scenario.chunk_tokens)
             need += max(0, -(-ahead // self.size) - len(sequence.table))
         count = len(self.credit) if not need else min(self.reclaim, len(self.credit))

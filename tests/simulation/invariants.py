@@ -42,6 +42,7 @@ class Invariants:
         self._world = world
         self._published = np.zeros(world.scenario.num_blocks + 1, np.int64)
         self._generation = np.zeros(world.scenario.num_blocks + 1, np.int64)
+        self._windows = np.zeros(world.scenario.num_blocks + 1, np.int64)
         self._claimed: dict[int, int] = {}
         self.recount = True  # whether `check_integrity` is asked; off, the shadow memory judges alone
 
@@ -52,6 +53,7 @@ class Invariants:
     def forget(self) -> None:
         """A new manager: all that it lists is looked at anew."""
         self._published[:] = 0
+        self._windows[:] = 0
         self._generation = self._state.pool.generation.copy()
 
     def after_step(self) -> None:
@@ -60,6 +62,8 @@ class Invariants:
         if found:
             raise Violation("; ".join(found))
         self._check_published()
+        if self._world.scenario.group_window:
+            self._check_windows()
         if (self._state.pool.generation != self._generation).any():
             raise Violation("a generation is not the number of times that its block was freed")
         if self._world.scenario.quotas:
@@ -76,28 +80,66 @@ class Invariants:
 
     def _check_published(self) -> None:
         """5: what the index lists is written, by its owner, and is what the index says."""
-        state, memory = self._state, self._world.memory
-        pool, forest = state.pool, state.index.forest
+        pool, memory = self._state.pool, self._world.memory
         now = np.where(pool.published, pool.generation + 1, 0)
         for block in np.flatnonzero((now != self._published) & pool.published).tolist():
-            node = forest.nodes[NodeId(int(forest.node_of[block]))]
-            path, step = [], node
-            while step is not None:
-                path.append(step.edge)
-                step = step.tree.anchor if step.parent is None else step.parent
-            tokens = unpack_tokens(b"".join(reversed(path))).tolist()
-            owner = tenant_number(state.tenant_names[node.tree.owner])
-            cells = cells_of(root_cell(owner, node.tree.base_key), tokens)
-            start = int(forest.position[block]) * state.block_tokens
-            cells = cells[start : start + state.block_tokens]
-            if not all(map(fits, memory.blocks[block], cells)):
+            if not all(map(fits, memory.blocks[block], self._cells(block))):
                 raise Violation(f"block {block} is published and does not hold what the index says")
         self._published = now
+
+    def _cells(self, block: int) -> list[int]:
+        """What a published block must hold by the index."""
+        state = self._state
+        forest = state.index.forest
+        node = forest.nodes[NodeId(int(forest.node_of[block]))]
+        path, step = [], node
+        while step is not None:
+            path.append(step.edge)
+            step = step.tree.anchor if step.parent is None else step.parent
+        tokens = unpack_tokens(b"".join(reversed(path))).tolist()
+        owner = tenant_number(state.tenant_names[node.tree.owner])
+        cells = cells_of(root_cell(owner, node.tree.base_key), tokens)
+        start = int(forest.position[block]) * state.block_tokens
+        return cells[start : start + state.block_tokens]
+
+    def _check_windows(self) -> None:
+        """5, of window blocks: those of published blocks hold what the index says."""
+        windows, pool = self._state.window_blocks, self._state.pool
+        assert windows is not None
+        now = np.where(pool.published & (windows.of > 0), (pool.generation << 20) + windows.of, 0)
+        for block in np.flatnonzero((now != self._windows) & (now > 0)).tolist():
+            window = int(windows.of[block])
+            if not all(map(fits, self._world.windows.blocks[window], self._cells(block))):
+                raise Violation(f"window block {window} of the published block {block} holds something else")
+        self._windows = now
 
     def freed(self, blocks: BlockRun) -> None:
         """The manager says that it has freed these."""
         self._generation[blocks] += 1
         self._world.memory.freed(blocks)
+
+    def windows_freed(self, window_blocks: BlockRun) -> None:
+        """The manager says that it has freed these."""
+        self._world.windows.freed(window_blocks)
+
+    def may_lack_window_blocks(self, needed: int) -> None:
+        """9: an acquire was refused so many window blocks: they must not be there, beside what its own window reads."""
+        scenario, state = self._world.scenario, self._state
+        size, window, windows = scenario.block_tokens, scenario.group_window, state.window_blocks
+        assert windows is not None
+        runs: list[set[int]] = [set(session.credit) for session in state.book.sessions.values()]
+        runs += [set(item.blocks.tolist()) for session in state.book.sessions.values() for item in session.deferred]
+        runs += [set(blocks.tolist()) for blocks in state.book.quarantine.values()]
+        for lease in state.book.leases.values():
+            known = lease.sealed if lease.copy is None else lease.granted
+            runs.append(set(lease.blocks[max(0, known + 1 - window) // size :].tolist()))
+            runs.append(set() if lease.copy is None else {lease.copy.source})
+        runs += [set(pin.blocks.tolist()) for pin in state.pins.values()]
+        kept = set().union(*runs)
+        taken = sum(windows.of[block] > 0 for block in kept)
+        reach = (window + size - 2) // size + 2
+        if not scenario.quotas and needed + reach < windows.num_window_blocks - taken:
+            raise Violation(f"{needed} window blocks were refused, and {taken} are needed by others")
 
     def unpublished(self, leases: list[LeaseId]) -> list[tuple[int, int]]:
         """(block, generation) of what these leases hold and the index does not list."""
@@ -186,6 +228,20 @@ class Invariants:
         deferred = any(block in item.blocks for item in session.deferred)
         if not (own or (not tables and (block in session.credit or deferred))):
             raise Violation(f"{who} writes block {block}, which it does not hold alone")
+
+    def may_write_window(self, process: SimDecoder, sequence: Sequence, block: int, window: int, position: int) -> None:
+        """3, of window blocks: a decoder writes the one that a block has, and nothing of another tenant is in it."""
+        who = f"{process.name} for {sequence.name}"
+        if not window:
+            raise Violation(f"{who} was told no window block of block {block}")
+        owner = sequence.scope if position < sequence.prefix_tokens else sequence.request.owner
+        if self._world.windows.strangers(window, owner):
+            raise Violation(f"{who}: window block {window} holds what another tenant left")
+        windows = self._state.window_blocks
+        if windows is None or self._world.daemon.is_dead or self._session_of(process) is None:
+            return
+        if windows.of[block] != window:
+            raise Violation(f"{who} writes window block {window}, which block {block} does not have")
 
     def _session_of(self, process: SimDecoder) -> SessionId | None:
         """The session of a process under the daemon that is there now; None where it has not claimed one yet."""

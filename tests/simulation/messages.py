@@ -33,6 +33,7 @@ class Resume:
     epoch: int
     held: tuple[Claim, ...]
     credit: tuple[int, ...]
+    window_blocks: tuple[tuple[int, int], ...] = ()  # (block, its window block) of what is still read or written
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class Answer:
     result: Any
     revision: int
     scrub: tuple[int, ...] = ()
+    window_blocks: tuple[tuple[int, int], ...] = ()  # (block, its window block) of all blocks that it names
+    window_scrub: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

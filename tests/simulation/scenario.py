@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cachemgr.quotas import Quota
+from cachemgr.window_blocks import reach_of
 from tests.simulation.kernel import MILLISECOND, Kernel
 
 DROP, DELAY, DUPLICATE, REORDER, CRASH, STOP, PARTITION = (
@@ -43,6 +44,8 @@ class Scenario:
     keeps: bool
     scopes: bool = False  # whether prompts begin in scopes that tenants share
     window_tokens: int = 0  # that the decoders' layers read back at most; 0: all
+    group_window: int = 0  # that some of the layers read back, others all; 0: there are no layer groups
+    num_window_blocks: int = 0  # for those layers
 
     @property
     def faults_until(self) -> int:
@@ -55,7 +58,9 @@ class Scenario:
         return (
             f"seed {self.seed}: {self.num_blocks} blocks of {self.block_tokens}, {self.num_decoders} decoders, "
             f"{self.num_tenants} tenants, {self.num_requests} requests, {'scopes, ' * self.scopes}"
-            f"{f'window {self.window_tokens}, ' * (self.window_tokens > 0)}faults: {faults}"
+            f"{f'window {self.window_tokens}, ' * (self.window_tokens > 0)}"
+            f"{f'groups: window {self.group_window} in {self.num_window_blocks} blocks, ' * (self.group_window > 0)}"
+            f"faults: {faults}"
         )
 
 
@@ -98,6 +103,10 @@ def scenario_of(kernel: Kernel, seed: int, only: frozenset[str] | None = None) -
     )
     if seed % 7 in (1, 3, 6):  # nothing is drawn: the other seeds stay what they were
         scenario = replace(scenario, window_tokens=1 + seed // 7 % (3 * block_tokens))
+    if seed % 7 in (2, 5):
+        window = 1 + seed // 7 % (3 * block_tokens)
+        count = min(num_blocks, 2 * reach_of(window, block_tokens) + seed // 35 % 4)
+        scenario = replace(scenario, group_window=window, num_window_blocks=count)
     if scenario.quotas and seed % 3 == 2:
         scenario = replace(scenario, quotas=_filled(scenario.quotas, num_blocks))
     return replace(scenario, scopes=True, shared_roots=True) if scopes else scenario

@@ -35,6 +35,7 @@ class World:
         self.scenario = scenario_of(self.kernel, seed, only)
         self.kernel.say(self.scenario.describe())
         self.memory = Memory(self.scenario.num_blocks, self.scenario.block_tokens)
+        self.windows = Memory(self.scenario.num_window_blocks, self.scenario.block_tokens)  # its blocks: window blocks
         self.workload = Workload(self.kernel, self.scenario)
         self.open_requests: list[Request] = []
         self.lies: set[LeaseId] = set()
@@ -46,7 +47,9 @@ class World:
         self.invariants = Invariants(self)
         self.dead: set[int] = set()
         self.prefixes: dict[tuple[int, LeaseId], tuple[int, int]] = {}  # (epoch, lease) -> scope, prefix tokens
-        self.journal_memory = make_memory(self.scenario.num_blocks, self.scenario.block_tokens)
+        self.journal_memory = make_memory(
+            self.scenario.num_blocks, self.scenario.block_tokens, self.scenario.num_window_blocks
+        )
         self.journal = self._open_journal()
         self.daemon = SimDaemon(self, 1)
         self.decoders = [SimDecoder(self, number) for number in range(self.scenario.num_decoders)]
@@ -259,6 +262,9 @@ class World:
         place = len(sequence.table) - 1 - sequence.table[::-1].index(plan.target)  # before a window it may stand, too
         self.invariants.is_scrubbed(process, sequence, plan.target, place * self.scenario.block_tokens)
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
+        if self.scenario.group_window:
+            target = self._window_to_write(process, sequence, plan.target, place)
+            self.windows.copy(process.windows_of[plan.source], target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:
         """A decoder attends to what a sequence has computed, as far back as its layers read."""
@@ -267,18 +273,32 @@ class World:
         window = self.scenario.window_tokens
         begin = max(0, sequence.computed + 1 - window) if window else 0
         self.memory.read(sequence.table, sequence.cells, begin, sequence.computed, who)
+        if self.scenario.group_window:
+            begin = max(0, sequence.computed + 1 - self.scenario.group_window)
+            table = [process.windows_of.get(block, 0) for block in sequence.table]
+            self.windows.read(table, sequence.cells, begin, sequence.computed, f"{who}, in its window,")
 
     def write(self, process: SimDecoder, sequence: Sequence, count: int) -> None:
         """A decoder computes `count` more tokens of a sequence."""
         size = self.scenario.block_tokens
-        last = 0
+        last = window = 0
         for position in range(sequence.computed, sequence.computed + count):
             block = sequence.table[position // size]
             if block != last:
                 self.invariants.may_write(process, sequence, block)
                 self.invariants.is_scrubbed(process, sequence, block, position)
+                if self.scenario.group_window:
+                    window = self._window_to_write(process, sequence, block, position)
                 last = block
             self.memory.write(block, position % size, sequence.cells[position])
+            if window:
+                self.windows.write(window, position % size, sequence.cells[position])
+
+    def _window_to_write(self, process: SimDecoder, sequence: Sequence, block: int, position: int) -> int:
+        """The window block of a block that a sequence writes, as its decoder knows it."""
+        window = process.windows_of.get(block, 0)
+        self.invariants.may_write_window(process, sequence, block, window, position)
+        return window
 
 
 def run(seed: int, *, only: frozenset[str] | None = None, echo: bool = False, recount: bool = True) -> str:
