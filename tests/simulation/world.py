@@ -260,10 +260,11 @@ class World:
         """A decoder runs a copy-on-write."""
         self.invariants.may_write(process, sequence, plan.target)
         place = len(sequence.table) - 1 - sequence.table[::-1].index(plan.target)  # before a window it may stand, too
-        self.invariants.is_scrubbed(process, sequence, plan.target, place * self.scenario.block_tokens)
+        position = place * self.scenario.block_tokens
+        self.invariants.is_scrubbed(process, sequence, plan.target, position)
         self.memory.copy(plan.source, plan.target, plan.num_tokens)
         if self.scenario.group_window:
-            target = self._window_to_write(process, sequence, plan.target, place)
+            target = self._window_to_write(process, sequence, plan.target, position)
             self.windows.copy(process.windows_of[plan.source], target, plan.num_tokens)
 
     def read(self, process: SimDecoder, sequence: Sequence) -> None:
