@@ -241,6 +241,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         ttl_ns=ask.ttl_ns,
         passed=need.passed,
         behind=behind,
+        asked=ask.num_tokens,
     )
     state.book.add(lease)
     num_tokens = ask.num_tokens

@@ -96,10 +96,16 @@ def begin(state: CacheState, lease: Lease, num_tokens: int) -> None:
 
 
 def advance(state: CacheState, lease: Lease) -> None:
-    """A lease has sealed more."""
-    passed = behind(lease.sealed, state.group_window_tokens, state.block_tokens)
-    if passed > lease.behind:
-        place(state, lease, passed)
+    """A lease has sealed more. What it passes of the end of its prompt is worth as much as what a hit needed."""
+    windows, window, size, before = state.window_blocks, state.group_window_tokens, state.block_tokens, lease.behind
+    passed = behind(lease.sealed, window, size)
+    if windows is None or passed <= before:
+        return
+    place(state, lease, passed)
+    if before * size < lease.asked:
+        first, stop = max(before, behind(lease.asked - 1, window, size)), min(passed, -(-lease.asked // size))
+        if first < stop:
+            windows.use(lease.table[first:stop])
 
 
 def end(state: CacheState, lease: Lease) -> None:

@@ -43,6 +43,7 @@ class Lease:
     ttl_ns:        how long what it publishes or uses stays after its last use at most; 0 means as long as there is room
     passed:        leading blocks that it let go of, or never held (`windows.py`); the table has the null block there
     behind:        leading blocks whose window blocks it needs no more (`groups.py`); it holds those blocks
+    asked:         tokens that it began with: who asks the same, or more, may begin behind them
     """
 
     lease_id: LeaseId
@@ -71,6 +72,7 @@ class Lease:
     ttl_ns: int = 0
     passed: int = 0
     behind: int = 0
+    asked: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -162,17 +162,55 @@ def test_a_hit_ends_where_its_window_is_there() -> None:
     rig.quiet()
 
 
-def test_where_paths_part_window_blocks_outlast_what_was_merely_passed() -> None:
+def test_where_paths_part_window_blocks_outlast_what_was_merely_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix that many prompts begin with is found at its end, although every sequence passes it: also when others
-    need all the room that there is."""
+    need all the room that there is. Where hits count for no more than what was passed, it never is."""
+    assert _share_a_prefix() == [0, 0, 12 * B, 12 * B, 12 * B]  # the second one finds where paths part
+    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks: None)
+    assert _share_a_prefix() == [0] * 5
+
+
+def _share_a_prefix() -> list[int]:
+    """Cached tokens of prompts that share twelve blocks."""
     rig = make_rig(num_blocks=256, num_window_blocks=3 * REACH)
-    prefix = [*range(12 * B)]
-    assert serve(rig, [*prefix, *range(500, 500 + 8 * B)]) == 0
-    serve(rig, [*prefix, *range(600, 600 + 8 * B)])  # its window is gone: that is where paths part
-    for number in range(3):
+    cached = []
+    for number in range(5):
         begin = 1000 * (number + 1)
-        assert serve(rig, [*prefix, *range(begin, begin + 8 * B)]) == 12 * B
+        cached.append(serve(rig, [*range(12 * B), *range(begin, begin + 8 * B)]))
         rig.check()
+    return cached
+
+
+@pytest.mark.parametrize("again", [[], [7], [7] * (2 * B)])
+@pytest.mark.parametrize("prompt_tokens", [9 * B, 9 * B + 1, 9 * B + 3])
+def test_the_end_of_a_prompt_is_found_again_however_long_its_answer(
+    again: list[int], prompt_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same prompt again, and one that goes on from it, begin at its end: also when others took all that was only
+    passed. Where the end of a prompt counts for no more than that, all is computed again."""
+    most = prompt_tokens - (not again)
+    assert _asked_again(prompt_tokens, again) == most
+    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks: None)
+    assert _asked_again(prompt_tokens, again) == 0
+
+
+def _asked_again(prompt_tokens: int, again: list[int]) -> int:
+    """Tokens that are cached of a prompt that was answered at length, after others."""
+    rig = make_rig(num_blocks=256, num_window_blocks=4 * REACH)
+    prompt = [*range(prompt_tokens)]
+    sequence = rig.acquire(prompt)
+    prefill(rig, sequence)
+    for step in range(6 * B):
+        rig.report(wanted=0 if rig.credit[rig.session] else 1)
+        assert rig.grow(sequence, 500 + step)
+        rig.compute(sequence)
+        rig.report(rig.message(sequence))
+        rig.check()
+    rig.report(rig.message(sequence, release=True), returned=rig.credit[rig.session])
+    serve(rig, range(1000, 1000 + 60 * B))
+    cached = rig.acquire([*prompt, *again]).computed
+    rig.check()
+    return cached
 
 
 def test_a_copy_needs_the_window_block_of_its_source() -> None:
