@@ -172,11 +172,12 @@ def test_where_paths_part_window_blocks_outlast_what_was_merely_passed(monkeypat
 
 def _share_a_prefix() -> list[int]:
     """Cached tokens of prompts that share twelve blocks."""
-    rig = make_rig(num_blocks=256, num_window_blocks=3 * REACH)
+    rig = make_rig(num_blocks=512, num_window_blocks=5 * REACH)
     cached = []
     for number in range(5):
         begin = 1000 * (number + 1)
         cached.append(serve(rig, [*range(12 * B), *range(begin, begin + 8 * B)]))
+        serve(rig, range(begin + 500, begin + 500 + 30 * B))
         rig.check()
     return cached
 
