@@ -153,7 +153,9 @@ def main() -> None:
     for threads in arguments.threads:
         print(f"{threads} threads")
         start = time.perf_counter()
-        model = load_model(arguments.model, arguments.dtype, BLOCK_TOKENS, arguments.kv_dtype, threads)
+        model = load_model(
+            arguments.model, arguments.dtype, BLOCK_TOKENS, arguments.kv_dtype, threads, layer_groups=False
+        )
         loaded = time.perf_counter()
         arena = private_arena(model.layout, 32 * 65)
         model.warm_up(arena)

@@ -113,7 +113,7 @@ def measure(
     """The scores of the reference and of `kv_dtypes`."""
     scores = {}
     for name in dict.fromkeys([REFERENCE, *kv_dtypes]):
-        model = load_model(path, dtype, BLOCK_TOKENS, name, threads)  # type: ignore[arg-type,unused-ignore]
+        model = load_model(path, dtype, BLOCK_TOKENS, name, threads, layer_groups=False)  # type: ignore[arg-type,unused-ignore]
         scores[name] = score_windows(model, windows)
         model.close()
     return scores

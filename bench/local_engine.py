@@ -114,10 +114,13 @@ class LocalEngine:
         dtype = "bfloat16" if setting.dtype == "bfloat16" else "float32"
         self.model = load_model(setting.model, dtype, BLOCK_TOKENS, threads=setting.threads)  # type: ignore[arg-type,unused-ignore]
         layout = self.model.layout
-        num_blocks = max(2, pool_bytes // layout.block_bytes)
+        num_blocks = max(2, layout.blocks_in(pool_bytes))
         self.arena = private_arena(layout, num_blocks)
         self.model.warm_up(self.arena)
-        self.manager = CacheManager(num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, epoch=1)
+        self.manager = CacheManager(
+            num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, window_tokens=layout.window_tokens,
+            num_window_blocks=layout.num_window_blocks(num_blocks), epoch=1,
+        )  # fmt: skip
         session = self.manager.attach(decoder_name="bench", process_id=1, now_ns=time.monotonic_ns())
         client = InProcessClient(self.manager, session, tenant="bench", root=bytes(32), clock_ns=time.monotonic_ns)
         self.engine = Engine(self.model, self.arena, client, EngineOptions(max_batch=max_batch))

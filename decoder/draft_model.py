@@ -180,7 +180,7 @@ def load_draft(
     draft = load_model(
         options.draft_model, dtype, options.block_tokens, options.kv_dtype, options.threads,
         lambda stage, fraction: progress(f"draft {stage}", fraction),
-        min(options.max_context or 0, longest), options.weights_cache,
+        min(options.max_context or 0, longest), options.weights_cache, layer_groups=False,
     )  # fmt: skip
     check_same_vocabulary(model, draft)
     arena = private_arena(draft.layout, num_draft_blocks(draft, options.draft_kv_bytes) - 1)

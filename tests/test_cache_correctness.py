@@ -23,9 +23,10 @@ from cachemgr.keys import CacheKey, derive_root
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
 from decoder.cache_api import Acquire, Acquired, Event
+from decoder.grouped_arena import GroupedArena
 from decoder.sequence import BeamParams, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
-from tests.decoder.model_rig import poisoned_arena
+from tests.decoder.model_rig import empty_arena
 from tests.decoder.rig import Node, request
 from tests.decoder.test_engine_speculation import Teller, indexed
 from tests.tiny_families import FAMILIES, VOCABULARY, make_family
@@ -45,9 +46,9 @@ class Family:
     reference: Any
     model: Any
 
-    def node(self, num_blocks: int = 96, **options: Any) -> Served:
+    def node(self, num_blocks: int = 96, num_window_blocks: int = 0, **options: Any) -> Served:
         """A node of its own, in whose arena everything that is free is NaN."""
-        arena = poisoned_arena(self.model, num_blocks)
+        arena = empty_arena(self.model, num_blocks, num_window_blocks)
         return Served(num_blocks, model=self.model, arena=arena, **{"chunk_tokens": 40, **options})
 
     def alone(self, prompt: Sequence[int], **options: Any) -> Told:
@@ -94,12 +95,19 @@ class Served(Node):
         self.client._acquire = spoiled  # type: ignore[method-assign]
 
     def published(self) -> dict[int, bytes]:
-        """The bytes of every whole block that the index lists."""
+        """The bytes of every whole block that the index lists, with those of its window block."""
         found = {}
         for tokens, blocks in indexed(self):
             whole = len(blocks) - bool(len(tokens) % B)
-            found |= {block: self.arena[block].tobytes() for block in blocks[:whole]}
+            found |= {block: self._bytes_of(block) for block in blocks[:whole]}
         return found
+
+    def _bytes_of(self, block: int) -> bytes:
+        if not isinstance(self.arena, GroupedArena):
+            return bytes(self.arena[block].tobytes())
+        pairs = self.manager.window_pairs(np.array([block], np.int32))
+        windows = [self.arena.window_blocks[window_block].tobytes() for _, window_block in pairs]
+        return b"".join([self.arena.blocks[block].tobytes(), *windows])
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +228,27 @@ def test_sliding_window_row_39(families: Families, name: str) -> None:
     assert node.ask(leaving, new=new) == (7 * B + 6, family.alone(leaving, new=new))
     assert node.ask(prompt, new=new) == (8 * B - 1, want)
     assert families(name, sliding_window=400).alone(prompt, new=new) != want, "control: the window matters here"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_windows_in_some_layers_on_few_window_blocks(families: Families, name: str) -> None:
+    """Prompts and answers of many windows, one after the other, on window blocks for little more than one window: what
+    is cached and what is computed again, parting inside a block too, all says what is said without a cache."""
+    family = families(name, sliding_window=3 * B)
+    prompt, other = text(12 * B), text(11 * B, seed=3)
+    prompts = [prompt, other, [*prompt[: 7 * B + 6], *text(10, seed=5)], [*other, *text(20, seed=6)], prompt[: 4 * B]]
+    wanted = [family.alone(tokens, new=2 * B) for tokens in prompts]
+    for tokens, want in zip(prompts, wanted, strict=True):
+        family.assert_no_cache_says(tokens, want)
+    node, cached = family.node(num_window_blocks=family.model.layout.window_reach + 4), []
+    for _ in range(2):
+        for tokens, want in zip(prompts, wanted, strict=True):
+            found = node.ask(tokens, new=2 * B)
+            assert found[1] == want
+            cached.append(found[0])
+    assert 0 < sum(cached) < sum(len(tokens) - 1 for tokens in prompts) * 2
+    assert node.ask(prompt, new=2 * B)[1] == wanted[0]
+    assert node.ask(prompt, new=2 * B) == (len(prompt) - 1, wanted[0])
 
 
 ROPES: dict[str, tuple[str, dict[str, Any], int]] = {

@@ -26,9 +26,6 @@ from decoder.weights.source import open_source
 
 Progress = Callable[[str, float], None]
 
-LAYER_GROUPS = False
-"""Whether layers with a window get window blocks where others have none. Off until the cache manager gives them out."""
-
 # Tensors some exporters add; they are functions of the configuration.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 
@@ -45,7 +42,7 @@ def layer_windows(config: ModelConfig, *, in_spans: bool) -> tuple[int, tuple[in
     """`KvLayout.window_tokens` and `window_layers` of a model: where some layers have a window and others none, those
     with one are a group of their own, and the widest of their windows counts; see `read_tokens`."""
     with_window = [layer for layer, settings in enumerate(config.layers) if settings.window is not None]
-    if not LAYER_GROUPS or not with_window or len(with_window) == config.num_layers:
+    if not with_window or len(with_window) == config.num_layers:
         return read_tokens(config, in_spans=in_spans), ()
     windowed = dataclasses.replace(
         config, num_layers=len(with_window), layers=tuple(config.layers[layer] for layer in with_window)
@@ -157,11 +154,14 @@ def load_model(
     progress: Progress | None = None,
     max_context: int = 0,
     weights_cache: Path | None = None,
+    *,
+    layer_groups: bool = True,
 ) -> CausalLM:
     """Load a `.gguf` file or a Hugging Face directory for the CPU; see `load_on`."""
     model: CausalLM = load_on(
-        ON_CPU, path, dtype, block_tokens, kv_dtype, threads, progress, max_context, weights_cache
-    )
+        ON_CPU, path, dtype, block_tokens, kv_dtype, threads, progress, max_context, weights_cache,
+        layer_groups=layer_groups,
+    )  # fmt: skip
     return model
 
 
@@ -176,6 +176,8 @@ def load_on(
     max_context: int = 0,
     weights_cache: Path | None = None,
     weights_of: WeightsOf | None = None,
+    *,
+    layer_groups: bool = True,
 ) -> Any:
     """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
 
@@ -192,6 +194,8 @@ def load_on(
     weights_cache: folder of packed weights, which decoders on a CPU share, and of known digests of model files; None:
                   each has its own, and reads the files
     weights_of:   where the weights of another device lie; None: each decoder has its own
+    layer_groups: layers with a window lie in window blocks where others read all keys; else blocks hold all layers, as
+                  where nobody manages window blocks
 
     Raises InvalidArgument naming what is wrong or not served.
     """
@@ -205,9 +209,10 @@ def load_on(
     source = open_source(path)
     config = limit_context(source.config, max_context)
     check_shapes(source.shapes(), config)
+    in_spans = not device.uses_triton and amx.available()
+    windows = layer_windows(config, in_spans=in_spans) if layer_groups else (read_tokens(config, in_spans=in_spans), ())
     layout = KvLayout.of(
-        config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype,
-        *layer_windows(config, in_spans=not device.uses_triton and amx.available()),
+        config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype, *windows
     )  # fmt: skip
     report("digest", 0.0)
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.

@@ -77,6 +77,16 @@ def poisoned_arena(model: CausalLM, num_blocks: int, num_window_blocks: int | No
     return arena
 
 
+def empty_arena(model: CausalLM, num_blocks: int, num_window_blocks: int = 0) -> Any:
+    """As `poisoned_arena`, where no block has a window block: that a cache manager says. With groups there are as many
+    as the layout says, or so many."""
+    count = num_window_blocks or model.layout.num_window_blocks(num_blocks)
+    arena = poisoned_arena(model, num_blocks, count or None)
+    if isinstance(arena, GroupedArena):
+        arena.of[:] = 0
+    return arena
+
+
 def changed_slots(model: CausalLM, arena: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
     """Which slots [blocks, block_tokens] of an arena have another bit than `before`, scales included."""
     changed = np.zeros((arena.shape[0], model.layout.block_tokens), np.bool_)

@@ -17,7 +17,7 @@ import pytest
 from cachemgr.window_blocks import WindowBlocks
 from decoder.models.llama import CausalLM
 from decoder.sequence import BeamParams, Request, SpeculationMode, SpeculationParams
-from tests.decoder.model_rig import poisoned_arena
+from tests.decoder.model_rig import empty_arena
 from tests.decoder.rig import Node, request
 from tests.decoder.test_models_groups import FAMILIES, load_both
 from tests.tiny_families import VOCABULARY
@@ -30,8 +30,7 @@ NOTHING: Final = {"no_read": True, "no_store": True}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, CausalLM]:
     """A tiny Gemma 3 of five layers, four with a window of 40 tokens, in blocks of 16: with groups, and without."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return load_both(tmp_path_factory.mktemp("grouped"), "gemma3-five", monkeypatch)
+    return load_both(tmp_path_factory.mktemp("grouped"), "gemma3-five")
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -40,9 +39,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 def node_of(model: CausalLM, num_blocks: int, num_window_blocks: int = 0, **options: Any) -> Node:
     """A node whose pool has so many blocks, and where there are groups so many window blocks."""
-    arena = poisoned_arena(model, num_blocks, num_window_blocks or None)
-    if model.layout.grouped:
-        arena.of[:] = 0
+    arena = empty_arena(model, num_blocks, num_window_blocks)
     return Node(num_blocks, model=model, arena=arena, **{"chunk_tokens": 64, "window_tokens": 4096, **options})
 
 
@@ -69,10 +66,10 @@ def reclaimed(node: Node) -> int:
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_an_answer_many_windows_long(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_many_windows_long(tmp_path: Path, name: str) -> None:
     """In every family that has windows in some layers: an answer on window blocks for one window and a chunk is, bit by
     bit, that of the model without groups; nobody gives way for it."""
-    grouped, plain = load_both(tmp_path, name, monkeypatch)
+    grouped, plain = load_both(tmp_path, name)
     item = request(1, prompt_of(60, 1), max_tokens=ANSWER + 100, num_logprobs=3)
     most = grouped.layout.window_reach + 5
     node = node_of(grouped, 40, most)

@@ -45,7 +45,7 @@ FAMILIES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def load_both(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, dtype: Any = "float32", kv_dtype: str | None = None
+    folder: Path, name: str, dtype: Any = "float32", kv_dtype: str | None = None
 ) -> tuple[CausalLM, CausalLM]:
     """The model of a family with groups, and without."""
     family, changes = FAMILIES[name]
@@ -53,16 +53,14 @@ def load_both(
         make_family(folder, family, **changes)
     models = []
     for groups in (True, False):
-        monkeypatch.setattr(loader, "LAYER_GROUPS", groups)
-        models.append(load_model(folder, dtype, B, kv_dtype))
+        models.append(load_model(folder, dtype, B, kv_dtype, layer_groups=groups))
         assert models[-1].layout.grouped is groups
     return models[0], models[1]
 
 
-def test_the_widest_window_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_widest_window_counts(tmp_path: Path) -> None:
     """Of the layers with a window; where it is as long as the context, or all layers have one, there are no groups."""
-    grouped, _ = load_both(tmp_path, "gemma3-five", monkeypatch)
-    monkeypatch.setattr(loader, "LAYER_GROUPS", True)
+    grouped, _ = load_both(tmp_path, "gemma3-five")
     config = grouped.config
     layers = list(config.layers)
     layers[3] = replace(layers[3], window=60)
@@ -120,9 +118,9 @@ def run_in_little(model: CausalLM, *, chunk: int, num_window_blocks: int) -> np.
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_groups_change_no_bit(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_change_no_bit(tmp_path: Path, name: str) -> None:
     """In one go, in chunks and token by token, on window blocks for one window and a chunk: the bits without groups."""
-    grouped, plain = load_both(tmp_path, name, monkeypatch)
+    grouped, plain = load_both(tmp_path, name)
     want = run_prompt(plain, PROMPT)
     assert np.array_equal(run_prompt(grouped, PROMPT), want)
     for chunk in (33, 1):
@@ -133,20 +131,18 @@ def test_groups_change_no_bit(tmp_path: Path, name: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_type_of_keys_and_values(
-    tmp_path: Path, dtype: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_type_of_keys_and_values(tmp_path: Path, dtype: str, kv_dtype: str) -> None:
     """Also where scales lie behind the elements of each group, with whatever kernels the CPU has."""
-    grouped, plain = load_both(tmp_path, "gemma3-five", monkeypatch, dtype, kv_dtype)
+    grouped, plain = load_both(tmp_path, "gemma3-five", dtype, kv_dtype)
     blocks = grouped.layout.window_reach + 4
     if blocks < PROMPT.size // B:
         assert np.array_equal(run_in_little(grouped, chunk=37, num_window_blocks=blocks), run_prompt(plain, PROMPT))
 
 
 @pytest.mark.parametrize("name", ["gemma3-five", "qwen3"])
-def test_a_block_too_early_is_seen(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_too_early_is_seen(tmp_path: Path, name: str) -> None:
     """Positive control: where a window block goes that is still read, the step refuses; poison in one shows."""
-    grouped, _ = load_both(tmp_path, name, monkeypatch)
+    grouped, _ = load_both(tmp_path, name)
     for poison in (False, True):
         arena = poisoned_arena(grouped, 30)
         sequence = Sequence(PROMPT, np.arange(1, 31, dtype=np.int32))
@@ -162,9 +158,9 @@ def test_a_block_too_early_is_seen(tmp_path: Path, name: str, monkeypatch: pytes
                 run_step(grouped, arena, [(sequence, 1)])
 
 
-def test_decodes_that_share_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_that_share_blocks(tmp_path: Path) -> None:
     """Decodes at different places of shared blocks, some of which have passed what others read, beside chunks."""
-    grouped, plain = load_both(tmp_path, "gemma3-five", monkeypatch)
+    grouped, plain = load_both(tmp_path, "gemma3-five")
     answers = []
     for model in (grouped, plain):
         arena = poisoned_arena(model, 80)
@@ -186,9 +182,9 @@ def test_decodes_that_share_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_copies_and_scrubs_reach_both_groups(tmp_path: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_and_scrubs_reach_both_groups(tmp_path: Path, kv_dtype: str) -> None:
     """A copied part of a block, of both kinds, computes on with the same bits; what is scrubbed is NaN."""
-    grouped, plain = load_both(tmp_path, "gemma3", monkeypatch, "float32", kv_dtype)
+    grouped, plain = load_both(tmp_path, "gemma3", "float32", kv_dtype)
     want = run_prompt(plain, PROMPT[:200])
     arena = poisoned_arena(grouped, 40)
     first = Sequence(PROMPT[:200], np.arange(1, 14, dtype=np.int32))
@@ -205,9 +201,9 @@ def test_copies_and_scrubs_reach_both_groups(tmp_path: Path, kv_dtype: str, monk
         grouped.copy_blocks(arena, first.blocks[6:7], copied, np.array([4], np.int32))
 
 
-def test_an_arena_of_the_other_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     """Neither model takes the other's arena, nor one whose window blocks hold another number of layers."""
-    grouped, plain = load_both(tmp_path, "gemma3-five", monkeypatch)
+    grouped, plain = load_both(tmp_path, "gemma3-five")
     prompt = Sequence(PROMPT[:20], np.arange(1, 4, dtype=np.int32))
     for model, arena in (
         (grouped, poisoned_arena(plain, 5)),
