@@ -19,8 +19,7 @@ from common.arguments import CommandParser, whole
 from common.config import parse_size
 from common.errors import InvalidArgument, TesseraError
 from common.kv_plan import (
-    blocks_in_window,
-    grouped_bytes,
+    bytes_for_one,
     sequence_cost,
     sequences_that_fit,
     textbook_bytes,
@@ -28,8 +27,9 @@ from common.kv_plan import (
     tokens_that_fit,
     with_kv_heads,
 )
-from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS, KvLayout, default_kv_dtype
+from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS, WINDOW_SHARE, KvLayout, default_kv_dtype
 from decoder.plan_text import Table, show
+from decoder.weights.loader import layer_windows
 from decoder.weights.source import open_source
 
 _ASSUMED_CONTEXT = 8192
@@ -43,6 +43,7 @@ class Shape:
 
     context_from: whose `context` it is: "option", "model" or "assumed"
     windows:      keys that a query sees in each layer; None is all
+    groups:       `KvLayout.window_tokens` and `window_layers` as a node lays the model out
     """
 
     num_layers: int
@@ -53,6 +54,13 @@ class Shape:
     weight_elements: int
     context_from: str
     windows: tuple[int | None, ...]
+    groups: tuple[int, tuple[int, ...]] = (0, ())
+
+    def layout(self, block_tokens: int, kv_dtype: str) -> KvLayout:
+        """The layout of the model's arena."""
+        return KvLayout.of(
+            self.num_layers, self.num_kv_heads, self.head_dim, block_tokens, kv_dtype, *self.groups
+        )  # fmt: skip
 
     def kinds(self) -> dict[str, int]:
         """Kind of attention -> key and value heads: the model's own last, where it is none of the ends."""
@@ -118,7 +126,7 @@ def shape_of(options: argparse.Namespace) -> Shape:
         return Shape(
             config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
             options.context or config.max_position, elements, "option" if options.context else "model",
-            tuple(layer.window for layer in config.layers),
+            tuple(layer.window for layer in config.layers), layer_windows(config, in_spans=False),
         )  # fmt: skip
     missing = [f"--{name.replace('_', '-')}" for name, value in named.items() if value is None and name != "kv_heads"]
     if missing:
@@ -136,8 +144,9 @@ def shape_of(options: argparse.Namespace) -> Shape:
 def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the plan says, as one JSON-ready object; sizes are bytes."""
     kv_dtype = options.kv_dtype or default_kv_dtype(options.dtype)
-    layout = KvLayout.of(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kv_dtype)
+    layout = shape.layout(options.block_tokens, kv_dtype)
     cost = sequence_cost(layout, shape.context)
+    window_bytes = layout.window_group.block_bytes if layout.grouped else 0
     itemsize = layout.element_bytes
     batch = options.batch
     weights = shape.weight_elements * (4 if options.dtype == "float32" else 2)
@@ -167,13 +176,16 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "weight_bytes": weights,
         "memory_bytes": options.memory,
         "pool_bytes": pool,
-        "null_block_bytes": layout.block_bytes,
+        "null_block_bytes": layout.block_bytes + window_bytes,
         "sequences_that_fit": None if pool is None else sequences_that_fit(layout, shape.context, pool),
         "longest_context_that_fits": None if pool is None else tokens_that_fit(layout, pool),
-        "memory_bytes_for_one_sequence": weights + layout.block_bytes + cost.sequence_bytes,
+        "memory_bytes_for_one_sequence": weights + bytes_for_one(layout, shape.context),
         "windows": _windows(layout, shape),
-        "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, shape.windows),
-        "layer_groups_built": False,
+        "layer_groups": layout.grouped,
+        "window_block_bytes": window_bytes,
+        "sequence_window_blocks": cost.window_blocks,
+        "blocks_for_a_window_block": WINDOW_SHARE if layout.grouped else 0,
+        "sequence_bytes_in_one_group": layout.blocks_for(shape.context) * layout.token_bytes * layout.block_tokens,
         "window_blocks": _window_blocks(layout, shape),
         "kinds": [],
         "dtypes": [],
@@ -181,8 +193,8 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     for name, heads in shape.kinds().items():
         result["kinds"].append(_row(with_kv_heads(layout, heads), shape, pool) | {"kind": name, "kv_heads": heads})
     for kind in KV_DTYPES:
-        other = KvLayout.of(shape.num_layers, shape.num_kv_heads, shape.head_dim, options.block_tokens, kind)
-        result["dtypes"].append(_row(other, shape, pool) | {"kv_dtype": kind})
+        row = _row(shape.layout(options.block_tokens, kind), shape, pool)
+        result["dtypes"].append(row | {"kv_dtype": kind})
     return result
 
 
@@ -197,18 +209,18 @@ def _window_blocks(layout: KvLayout, shape: Shape) -> int | None:
 
 
 def _windows(layout: KvLayout, shape: Shape) -> list[dict[str, Any]]:
-    """Layers with equal windows: what their part of a sequence takes, and would take with tables of their own."""
+    """Layers with equal windows: what their part of a sequence takes."""
     rows = []
+    cost = sequence_cost(layout, shape.context)
     for window in sorted(set(shape.windows), key=lambda width: (width is None, width)):
         layers = [layer for layer, width in enumerate(shape.windows) if width == window]
-        per_layer = layout.block_bytes // layout.num_layers
+        blocks = cost.blocks if window is None or not layout.grouped else cost.window_blocks
+        per_layer = layout.token_bytes * layout.block_tokens // layout.num_layers
         rows.append({
             "window": window,
             "layers": layers,
-            "blocks": layout.blocks_for(shape.context),
-            "sequence_bytes": len(layers) * layout.blocks_for(shape.context) * per_layer,
-            "blocks_with_layer_groups": blocks_in_window(layout, shape.context, window),
-            "sequence_bytes_with_layer_groups": grouped_bytes(layout, shape.context, [window] * len(layers)),
+            "blocks": blocks,
+            "sequence_bytes": len(layers) * blocks * per_layer,
         })  # fmt: skip
     return rows
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from common.words import count
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]]], str]
-_WINDOW_COLUMNS: Final = ("a query sees", "layers", "their part of a sequence", "with layer groups (not built)")
+_WINDOW_COLUMNS: Final = ("a query sees", "layers", "their part of a sequence")
 _CONTEXT_FROM: Final = {
     "model": "that is the longest context of the model; --context N plans for another",
     "assumed": "that is assumed, as no model says how long its context is; --context N plans for another",
@@ -23,7 +23,8 @@ def show(plan: dict[str, Any], table: Table) -> str:
     exact = [
         ("one token", plan["token_bytes"], _readable(plan["token_bytes"])),
         (f"one block of {count(plan['block_tokens'], 'token')}", plan["block_bytes"], _readable(plan["block_bytes"])),
-        (f"one sequence of {count(plan['context'], 'token')}, {count(plan['sequence_blocks'], 'block')}",
+        *_window_block(plan),
+        (f"one sequence of {count(plan['context'], 'token')}, {_blocks(plan)}",
          plan["sequence_bytes"], _readable(plan["sequence_bytes"])),
         (count(plan["batch"], "sequence"), plan["batch_bytes"], _readable(plan["batch_bytes"])),
         ("textbook: 2 x batch x layers x positions x kv heads x head size x bytes", plan["textbook_bytes"],
@@ -57,10 +58,16 @@ def _say_what_fits(plan: dict[str, Any]) -> str:
     """What the memory holds; where that is no sequence at all, what would help."""
     memory, weights, pool = (_readable(plan[f"{name}_bytes"]) for name in ("memory", "weight", "pool"))
     tokens = count(plan["context"], "token")
+    null_bytes = _readable(plan["null_block_bytes"])
     null_block = (
-        f"One block of the pool, {_readable(plan['null_block_bytes'])}, is the null block: unused places of block "
-        f"tables point at it, and no sequence holds it."
+        f"One block of the pool, {null_bytes}, is the null block: unused places of block tables point at it, and no "
+        f"sequence holds it."
     )
+    if plan["layer_groups"]:
+        null_block = (
+            f"One block of the pool and one window block, {null_bytes}, are null: unused places of tables point at "
+            f"them, and no sequence holds them."
+        )
     if plan["sequences_that_fit"]:
         return (
             f"{memory} of memory, less {weights} of weights, leave a pool of {pool}: "
@@ -85,7 +92,6 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
             "all keys" if row["window"] is None else f"the last {count(row['window'], 'key')}",
             f"{len(row['layers'])} ({_ranges(row['layers'])})",
             f"{_readable(row['sequence_bytes'])}, {count(row['blocks'], 'block')}",
-            f"{_readable(row['sequence_bytes_with_layer_groups'])}, {count(row['blocks_with_layer_groups'], 'block')}",
         )
         for row in plan["windows"]
     ]
@@ -97,12 +103,28 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
             f"prompts to come, while there is room."
         )
         return [table(_WINDOW_COLUMNS, rows), text]
+    if not plan["layer_groups"]:
+        text = "No window is shorter than the longest context of the model: a block holds every layer."
+        return [table(_WINDOW_COLUMNS, rows), text]
     return [
         table(_WINDOW_COLUMNS, rows),
-        f"Layers with a window keep all blocks of their sequence, since others see all keys: a block holds every "
-        f"layer, and layer groups with tables of their own are not built. With them a sequence would take "
-        f"{_readable(plan['sequence_bytes_with_layer_groups'])} in place of {_readable(plan['sequence_bytes'])}.",
+        f"Layers with a window lie in window blocks, which a running sequence holds of its last window alone, at most "
+        f"{count(plan['sequence_window_blocks'], 'block')}; the others lie in blocks. With all layers in one block it "
+        f"would take {_readable(plan['sequence_bytes_in_one_group'])}. The pool has one window block for "
+        f"{plan['blocks_for_a_window_block']} blocks, where that is enough for two sequences; those that a window has "
+        f"passed are cached while there is room.",
     ]
+
+
+def _window_block(plan: dict[str, Any]) -> list[tuple[str, int, str]]:
+    size = plan["window_block_bytes"]
+    return [(f"one window block of {count(plan['block_tokens'], 'token')}", size, _readable(size))] if size else []
+
+
+def _blocks(plan: dict[str, Any]) -> str:
+    """The blocks of a sequence in words, of both kinds."""
+    held = plan["sequence_window_blocks"]
+    return count(plan["sequence_blocks"], "block") + (f" and {count(held, 'window block')}" if held else "")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.plan import main
-from common.kv_plan import blocks_in_window, sequence_cost, sequences_that_fit
+from common.kv_plan import bytes_for_one, sequence_cost, sequences_that_fit, usable_blocks
 from common.layout import KvDtype, KvLayout
 from tests.tiny_models import make_tiny_llama
 
@@ -88,25 +88,64 @@ def _make_windowed(path: Path, layers: int) -> None:
 
 
 def test_windows_are_shown_with_what_they_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Windowed layers cost as much as the others today; what layer groups would take is labelled as not built."""
+    """Windowed layers hold the blocks of their last window alone; the figures are those of both kinds of blocks."""
     _make_windowed(tmp_path, 12)
     answer = plan(capsys, "--model", str(tmp_path), "--context", "1000", "--memory", "1G")
     narrow, whole = answer["windows"]
     assert (narrow["window"], whole["window"], whole["layers"]) == (40, None, [5, 11])
     assert narrow["layers"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
-    per_layer = answer["block_bytes"] // 12
-    assert narrow["sequence_bytes"] == 10 * 63 * per_layer
-    assert narrow["sequence_bytes"] + whole["sequence_bytes"] == answer["sequence_bytes"]
-    # Tokens 960..999 lie in the blocks 60, 61 and 62.
-    assert narrow["sequence_bytes_with_layer_groups"] == 10 * 3 * per_layer
-    assert answer["sequence_bytes_with_layer_groups"] == (10 * 3 + 2 * 63) * per_layer
-    assert answer["layer_groups_built"] is False
+    per_layer = answer["block_bytes"] // 2
+    assert answer["window_block_bytes"] == 10 * per_layer
+    # Of 40 tokens the first may be the last of its block: four blocks.
+    assert (answer["sequence_blocks"], answer["sequence_window_blocks"]) == (63, 4)
+    assert narrow["sequence_bytes"] == 10 * 4 * per_layer
+    assert narrow["sequence_bytes"] + whole["sequence_bytes"] == answer["sequence_bytes"] == (40 + 126) * per_layer
+    assert answer["sequence_bytes_in_one_group"] == 12 * 63 * per_layer
+    assert answer["token_bytes"] == 12 * per_layer / 16
+    assert answer["layer_groups"] is True
     assert main(["--model", str(tmp_path), "--context", "1000", "--memory", "1G"]) == 0
     text = capsys.readouterr().out
-    for words in ("the last 40 keys", "10 (0..4, 6..10)", "with layer groups (not built)", "null block"):
+    for words in ("the last 40 keys", "10 (0..4, 6..10)", "63 blocks and 4 window blocks", "and one window block"):
         assert words in text
     assert main([*EIGHT_BILLION, "--context", "1000"]) == 0
-    assert "layer groups" not in capsys.readouterr().out
+    assert "window" not in capsys.readouterr().out
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then blocks hold all layers, and the text says why."""
+    _make_windowed(tmp_path, 12)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 4096}))
+    answer = plan(capsys, "--model", str(tmp_path), "--context", "1000")
+    assert (answer["layer_groups"], answer["sequence_window_blocks"]) == (False, 0)
+    assert answer["sequence_bytes"] == answer["sequence_bytes_in_one_group"]
+    assert main(["--model", str(tmp_path), "--context", "1000"]) == 0
+    assert "No window is shorter" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("context", [1, 16, 40, 41, 57, 1000])
+@pytest.mark.parametrize("windowed", [(0,), (0, 1, 3, 4)])
+def test_both_kinds_of_blocks_are_counted(context: int, windowed: tuple[int, ...]) -> None:
+    """With groups too: the arena of exactly so many blocks fits once, a byte less does not; a running sequence holds as
+    many window blocks as a window touches at most; a pool serves no more sequences than either kind has room for."""
+    layout = KvLayout(5, 2, 64, 16, KvDtype.FLOAT32, window_tokens=40, window_layers=windowed)
+    cost = sequence_cost(layout, context)
+    touched = {len({place // 16 for place in range(max(0, end - 40), end)}) for end in range(1, context + 1)}
+    assert cost.window_blocks == max(touched)
+    assert (
+        cost.sequence_bytes == cost.blocks * layout.block_bytes + cost.window_blocks * layout.window_group.block_bytes
+    )
+    assert 0 <= cost.rounding_bytes < layout.block_bytes + 2 * layout.window_group.block_bytes
+    arena = bytes_for_one(layout, context)
+    assert arena == layout.arena_bytes(cost.blocks)
+    assert sequences_that_fit(layout, context, arena) == 1
+    assert sequences_that_fit(layout, context, arena - 1) == 0
+    for blocks in (100, 1000, 5000):
+        found = usable_blocks(layout, layout.arena_bytes(blocks))
+        assert found == blocks
+        assert usable_blocks(layout, layout.arena_bytes(blocks) - 1) == blocks - 1
+        fit = sequences_that_fit(layout, context, layout.arena_bytes(blocks))
+        assert fit == min(blocks // cost.blocks, layout.num_window_blocks(blocks) // cost.window_blocks)
 
 
 def test_a_model_of_windows_alone_says_what_a_running_sequence_holds(
@@ -125,16 +164,6 @@ def test_a_model_of_windows_alone_says_what_a_running_sequence_holds(
     assert f"widest window alone, at most {max(touched)} blocks, " in capsys.readouterr().out
     _make_windowed(tmp_path / "mixed", 12)
     assert plan(capsys, "--model", str(tmp_path / "mixed"), "--context", "500")["window_blocks"] is None
-
-
-@pytest.mark.parametrize("context", [1, 16, 39, 40, 41, 56, 57, 1000])
-@pytest.mark.parametrize("window", [1, 16, 17, 40, 2000])
-def test_blocks_in_a_window_are_counted(context: int, window: int) -> None:
-    """The number of blocks is that of the blocks in which a key of the window lies, counted one by one."""
-    layout = KvLayout(2, 1, 16, 16, KvDtype.FLOAT32)
-    seen = {position // 16 for position in range(max(0, context - window), context)}
-    assert blocks_in_window(layout, context, window) == len(seen)
-    assert blocks_in_window(layout, context, None) == layout.blocks_for(context)
 
 
 def test_a_context_that_nobody_named_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
