@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from cachemgr.ghosts import Stamp
-from cachemgr.ids import TenantId
+from cachemgr.ids import BlockRun, TenantId
 from cachemgr.keys import Scope
 from cachemgr.layers import match, tail_key, whole_blocks
 from cachemgr.nodes import Node, Tree, common_tokens
@@ -76,13 +76,14 @@ class Explanation:
 @dataclass(frozen=True, slots=True)
 class _Stop:
     """Where a prompt stops: after `resident` tokens, in `tree` at `node` (None: the tree is not there); `border` is how
-    many blocks of it lie in the wider scope, `key` the root of what comes after them."""
+    many blocks of it lie in the wider scope, `key` the root of what comes after them. `lacking`: as `Match.lacking`."""
 
     resident: int
     tree: Tree | None
     node: Node | None
     border: int
     key: bytes
+    lacking: BlockRun | None = None
 
 
 def explain(
@@ -103,7 +104,7 @@ def explain(
     computing = _computing(state, tenant, stop, prefix, tokens)
     if computing > resident:
         return Explanation(resident, in_scope, MissReason.COMPUTING, computing_tokens=computing)
-    stamp = _ghost(state, tenant, stop, prefix, tokens)
+    stamp = _ghost(state, tenant, stop, prefix, tokens) if stop.lacking is None else _taken(state, stop.lacking)
     if stamp is not None:
         when, owner, cause = stamp
         by = state.tenant_names[owner] or "credit" if cause == "room" else cause
@@ -137,7 +138,7 @@ def _find(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, prefi
         if tree is None:
             return _Stop(0, None, None, 0, root)
         found = index.match(tree, tokens, num_tokens)
-        return _Stop(_length(state, found), tree, found.node, 0, root)
+        return _Stop(_length(state, found), tree, found.node, 0, root, found.lacking)
     key = tail_key(state, root, prefix, border, tokens)
     found = match(state, tenant, key, prefix, border, tokens, num_tokens)
     resident = _length(state, found)
@@ -147,7 +148,7 @@ def _find(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, prefi
     node = found.node
     if in_tail and tree is not None and (node is None or node.tree is not tree):
         node = tree.root
-    return _Stop(resident, tree, node, border, key)
+    return _Stop(resident, tree, node, border, key, found.lacking)
 
 
 def _length(state: CacheState, found: Match) -> int:
@@ -186,6 +187,17 @@ def _ghost(state: CacheState, tenant: TenantId, stop: _Stop, prefix: ScopeSpan |
         if not elsewhere and place * size + common > stop.resident:
             return ghost.stamp
     return None
+
+
+def _taken(state: CacheState, lacking: BlockRun) -> Stamp | None:
+    """The stamp of the need for room that took the last window block that a longer match lacks. Its blocks are there
+    still: what they hold for the layers that read all keys is of no use without."""
+    windows = state.window_blocks
+    if windows is None:
+        return None
+    gone = lacking[windows.of.take(lacking) == 0]
+    last = gone[np.argmax(windows.taken_ns.take(gone))] if len(gone) else 0
+    return windows.taken_ns.item(last), windows.taken_for.item(last), "room"
 
 
 def _is_above(parent: Node, node: Node) -> bool:

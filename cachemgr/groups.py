@@ -128,8 +128,9 @@ def alone(state: CacheState, lease: Lease, first: int, stop: int) -> int:
     windows, own = state.window_blocks, lease.table[first:stop]
     if windows is None:
         return stop
-    needed = state.pool.references.take(own) - windows.passed_by.take(own) > 1
-    others = np.flatnonzero(needed & ~state.pool.published.take(own))
+    needed = state.pool.references.take(own) - windows.passed_by.take(own)
+    mine = np.arange(first, stop) >= lease.behind
+    others = np.flatnonzero((needed > mine) & ~state.pool.published.take(own))
     return first + int(others[0]) if len(others) else stop
 
 
@@ -176,7 +177,7 @@ def take_room(state: CacheState, count: int, owner: int) -> None:
     windows = state.window_blocks
     if windows is not None and count > windows.num_free:
         floors = state.quotas.floors_besides(owner) if state.quotas.any_floor else {}
-        windows.reclaim(state.pool, state.kept.holds, floors, count)
+        windows.reclaim(state.pool, state.kept.holds, floors, count, (state.now_ns, owner))
 
 
 def begins_with(state: CacheState, owner: int, fresh: int, shared: BlockRun) -> int:
@@ -231,7 +232,8 @@ class GroupedIndex(PrefixIndex):
             if node.parent is None and node.tree.anchor is None:
                 break
             node = node.tree.anchor if node.parent is None else node.parent
-        return replace(found, blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=needed)
+        lacking = np.append(needed, found.source) if rest else needed
+        return replace(found, blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
 
 
 def usable_blocks(of: NDArray[np.int32], blocks: BlockRun, window_tokens: int, block_tokens: int) -> int:

@@ -18,12 +18,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachemgr.blocks import BlockPool, BlockState
+from cachemgr.blocks import BlockPool
 from cachemgr.ids import BlockRun
 from cachemgr.ownership import ANYONE, CLEAN, NO_OWNER
+from cachemgr.window_room import loose_of
 
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
-_QUARANTINED: Final = np.uint8(BlockState.QUARANTINED)
 _USED: Final = 1 << 40  # added to the stamp of what the end of a used path needs: it goes after all that was passed
 BATCH_SHARE: Final = 32  # a look for what nobody needs takes one in so many, for it costs the same however few it takes
 
@@ -34,6 +34,7 @@ class WindowBlocks:
     of:        int32 its window block, 0 for none
     passed_by: int32 how many of its holds are at places that a window has passed
     stamps:    int64 when it was used or passed last, in the order in which window blocks go
+    taken_ns, taken_for: int64 and int32, when its window block was taken last because room was needed, for which owner
 
     content:   int32 [num_window_blocks + 1], whose keys and values a window block may hold: as `dirty_owner` of a block
     reach:     the most that one running sequence needs
@@ -58,6 +59,8 @@ class WindowBlocks:
         self.passed_by: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.stamps: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self.content: NDArray[np.int32] = np.zeros(num_window_blocks + 1, np.int32)
+        self.taken_ns: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
+        self.taken_for: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
         self.num_reclaimed = 0
         self._last: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)  # as `of`, also after it went
         self._stack: NDArray[np.int32] = np.arange(num_window_blocks, 0, -1, dtype=np.int32)
@@ -198,9 +201,16 @@ class WindowBlocks:
         nobody needs beside the blocks `besides`. kept: holds of kept branches, by block."""
         return self._top + len(self._loose(pool, kept, floors, besides))
 
-    def reclaim(self, pool: BlockPool, kept: NDArray[np.int32], floors: Mapping[int, int], count: int) -> int:
+    def reclaim(
+        self,
+        pool: BlockPool,
+        kept: NDArray[np.int32],
+        floors: Mapping[int, int],
+        count: int,
+        stamp: tuple[int, int] = (0, NO_OWNER),
+    ) -> int:
         """Takes window blocks that nobody needs until `count` are free, and more at a time, the oldest first; returns
-        how many. See `room`."""
+        how many. `stamp` says when it is, and for which owner. See `room`."""
         missing = count - self._top
         if missing <= 0:
             return 0
@@ -208,35 +218,14 @@ class WindowBlocks:
         most = max(missing, self.num_window_blocks // BATCH_SHARE)
         oldest = loose[np.argsort(self.stamps.take(loose), kind="stable")][:most]
         self.num_reclaimed += len(oldest)
+        self.taken_ns[oldest], self.taken_for[oldest] = stamp
         self.detach(oldest)
         return len(oldest)
 
     def _loose(
         self, pool: BlockPool, kept: NDArray[np.int32], floors: Mapping[int, int], besides: BlockRun
     ) -> BlockRun:
-        """The blocks with window blocks that nobody needs and that may be taken, ascending."""
-        attached = np.flatnonzero(self.of)
-        holds = pool.references.take(attached) - pool.published.take(attached)
-        idle = (holds == self.passed_by.take(attached)) & (pool.state.take(attached) != _QUARANTINED)
-        loose: BlockRun = attached[idle]
-        if len(besides):
-            loose = loose[~np.isin(loose, besides)]
-        for owner, floor in floors.items():
-            loose = self._shield(pool, kept, attached, loose, owner, floor * self.lasting // pool.num_blocks)
-        return loose
-
-    def _shield(
-        self, pool: BlockPool, kept: NDArray[np.int32], attached: BlockRun, loose: BlockRun, owner: int, share: int
-    ) -> BlockRun:
-        """`loose` without what keeps an owner at its share: of what is cached or kept of it, the newest. What a running
-        sequence has passed is never among it, or that sequence might wait for itself."""
-        resting = pool.references.take(loose) == kept.take(loose) + pool.published.take(loose)
-        own = loose[resting & (pool.owner.take(loose) == owner)]
-        spare = int(np.count_nonzero(pool.owner.take(attached) == owner)) - share
-        if spare >= len(own):
-            return loose
-        newest = own[np.argsort(self.stamps.take(own), kind="stable")][max(0, spare) :]
-        return loose[~np.isin(loose, newest)]
+        return loose_of(self, pool, kept, floors, besides)
 
     # ---- whose content they hold
 

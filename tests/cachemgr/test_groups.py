@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cachemgr import groups
+from cachemgr.explain import MissReason
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from cachemgr.results import Acquired, Keep, SequenceReport
@@ -551,3 +552,17 @@ def test_without_groups_there_are_no_window_blocks() -> None:
     assert rig.manager.take_window_scrub().tolist() == []
     with pytest.raises(ValueError, match="window_tokens"):
         Rig(num_window_blocks=4)
+
+
+def test_why_a_prompt_misses_whose_blocks_are_there() -> None:
+    """Its window blocks were taken, by whom and when is told; where they are there it is resident."""
+    rig = make_rig(num_blocks=64)
+    tokens = [*range(12 * B)]
+    serve(rig, tokens)
+    explained = rig.manager.explain(TenantId("a"), root=root_of("a"), tokens=pack(tokens))
+    assert explained.reason is MissReason.RESIDENT
+    rig.now_ns = 77
+    rig.acquire(range(900, 900 + 2 * REACH * B), tenant="b")
+    explained = rig.manager.explain(TenantId("a"), root=root_of("a"), tokens=pack(tokens))
+    assert (explained.reason, explained.evicted_ns, explained.evicted_for) == (MissReason.EVICTED, 77, "b")
+    assert explained.resident_tokens == 0

@@ -26,7 +26,7 @@ from cachemgr import (
     sealing,
     state,
     upkeep,
-    window_blocks,
+    window_room,
     windows,
 )
 from cachemgr.adoption import LIMBO
@@ -494,7 +494,7 @@ def window_blocks_stay_with_freed_blocks(patch: MonkeyPatch) -> None:
 
 def window_blocks_of_the_quarantine_are_taken(patch: MonkeyPatch) -> None:
     """Nobody holds those blocks, and their last writer may live."""
-    patch.setattr(window_blocks, "_QUARANTINED", np.uint8(255))
+    patch.setattr(window_room, "_QUARANTINED", np.uint8(255))
 
 
 def window_blocks_are_not_scrubbed(patch: MonkeyPatch) -> None:
