@@ -91,4 +91,10 @@ def ratios(results: dict[str, float]) -> list[str]:
         *ratio(
             "launched anew over recorded", "16 layers, batch 8, launched anew", "16 layers, batch 8, recorded", ">= 1.6"
         ),
+        *ratio(
+            "ids read at once over a step late",
+            "16 layers, batch 8, ids read at once",
+            "16 layers, batch 8, ids read a step late",
+            ">= 1.15",
+        ),
     ]

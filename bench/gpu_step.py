@@ -1,10 +1,11 @@
-"""A whole decode step of a small model for `bench/gpu.py`: recorded or not, over shared runs, with adapters or experts.
+"""A whole decode step of a small model for `bench/gpu.py`: recorded or not, with shared runs, adapters, experts, ahead.
 
 Weights, keys and values are random; nothing is read from disk. Called by `gpu_work.py`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 
 from bench.gpu_plan import Cell
 from common.layout import KvDtype, KvLayout
-from decoder.batch import StepBatch
+from decoder.batch import DrawColumns, StepBatch
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, ModelDigests
 from decoder.models.decode_graphs import DirectRecorder
 from decoder.models.device_adapters import DeviceAdapter
-from decoder.models.device_arena import allocate
+from decoder.models.device_arena import DeviceArena, allocate
 from decoder.models.device_model import DeviceModel
+from decoder.models.device_results import Arrival
 from decoder.models.device_sharing import SharingCosts
 from decoder.models.rope import RopeConfig
 from decoder.weights.adapter import module_shapes
@@ -32,9 +34,7 @@ def step_sizes(cell: Cell) -> dict[str, Any]:
     return {**sizes, **cell.params}
 
 
-def step_call(
-    cell: Cell, device: torch.device, tables: NDArray[np.int32], num_blocks: int
-) -> Callable[[], torch.Tensor]:
+def step_call(cell: Cell, device: torch.device, tables: NDArray[np.int32], num_blocks: int) -> Callable[[], object]:
     """One decode of every sequence of `tables` [batch, width], which name `num_blocks` blocks of 64 tokens."""
     sizes = step_sizes(cell)
     layers, batch, experts = sizes["layers"], sizes["batch"], cell.params.get("experts")
@@ -64,7 +64,29 @@ def step_call(
     adapters = _adapters(model, cell.params.get("adapters", 0), cell.params.get("rank", 0))
     of_rows = tuple(adapters[row % len(adapters)] for row in range(batch)) if adapters else ()
     work = StepBatch(rows[:-1], lengths - np.int32(1), rows, lengths, tables, rows[:-1], batch, of_rows)
-    return lambda: model.forward_decode(work, arena.blocks)
+    late = cell.params.get("late")
+    return (lambda: model.forward_decode(work, arena.blocks)) if late is None else _launches(model, work, arena, late)
+
+
+def _launches(model: DeviceModel, work: StepBatch, arena: DeviceArena, late: bool) -> Callable[[], object]:
+    """A step that draws its tokens and feeds them to the next; their ids are read at once, or one step `late`."""
+    rows = len(work.token_ids)
+    zeros = np.zeros(rows, np.int32)
+    columns = [
+        DrawColumns(np.zeros(rows), np.zeros(rows, np.uint64), zeros, zeros, sources)
+        for sources in (zeros - np.int32(1), np.arange(rows, dtype=np.int32))
+    ]
+    under_way: deque[Arrival] = deque()
+    fed = 0
+
+    def step() -> None:
+        nonlocal fed
+        under_way.append(model.launch(work, arena.blocks, columns[fed]))
+        fed = 1
+        while len(under_way) > late:
+            under_way.popleft().wait()
+
+    return step
 
 
 def _adapters(model: DeviceModel, count: int, rank: int) -> list[DeviceAdapter]:

@@ -103,16 +103,17 @@ class Runner:
         if total > len(self._tokens):
             self._tokens, self._positions = np.empty(total, np.int32), np.empty(total, np.int32)
         tokens, positions = self._tokens[:total], self._positions[:total]
+        firsts = [sequence.launched for sequence, _ in parts]
         if singles:
             tokens[: len(singles)] = [sequence.next_token or 0 for sequence, _ in singles]
-            positions[: len(singles)] = [sequence.launched for sequence, _ in singles]
-        for (sequence, count), start in zip(chunks, starts[len(singles) :].tolist(), strict=False):
-            first = sequence.launched
+            positions[: len(singles)] = firsts[: len(singles)]
+        starts_of = starts[len(singles) : -1].tolist()
+        for (sequence, count), first, start in zip(chunks, firsts[len(singles) :], starts_of, strict=True):
             known = min(count, sequence.remaining)
             tokens[start : start + known] = sequence.tokens[first : first + known]
             tokens[start + known : start + count] = drafts.get(sequence.sequence_id, sequence.tokens[:0])
             positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
-        contexts = np.array([sequence.launched + count for sequence, count in parts], np.int32)
+        contexts = np.array(firsts, np.int32) + np.diff(starts)
         sampled: list[tuple[Sequence, int]] = []
         scored: list[ScoredRows] = []
         logit_rows: list[int] = []

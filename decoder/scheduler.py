@@ -63,7 +63,7 @@ class Plan:
 
 
 def _prefills(sequence: Sequence) -> bool:
-    return sequence.remaining > 1 or sequence.length == sequence.num_prompt
+    return sequence.remaining > 1 or not (sequence.num_generated or sequence.promised)
 
 
 class Scheduler:
@@ -206,7 +206,9 @@ class Scheduler:
         prefills: list[Sequence] = []
         self._hold = max(0, self._hold - 1)
         for sequence in list(self.running):
-            if sequence.state is not SequenceState.RUNNING or sequence.paused or sequence.is_last_promised:
+            if sequence.state is not SequenceState.RUNNING or sequence.paused:
+                continue
+            if sequence.promised and sequence.is_last_promised:
                 continue
             if not sequence.remaining or not self._cover(sequence, plan, may_preempt=may_preempt):
                 continue  # without anything to compute it waits for the others of its beam group
@@ -231,7 +233,7 @@ class Scheduler:
         for sequence in self.running:
             if not sequence.paused:
                 steps = ahead if sequence.pace is None else ahead * (1 + sequence.pace.length)
-                tokens = min(sequence.length - 1 + steps, sequence.last_kv_tokens)
+                tokens = min(sequence.num_tokens + sequence.promised - 1 + steps, sequence.last_kv_tokens)
                 if self.windows.tokens:  # a prompt that is longer than the pool of either kind takes them as it goes
                     tokens = min(tokens, sequence.launched + max(steps, self.chunk_tokens))
                 need += max(0, self.blocks_for(tokens) - sequence.num_blocks)
@@ -255,8 +257,9 @@ class Scheduler:
 
     def _cover(self, sequence: Sequence, plan: Plan, *, may_preempt: bool) -> bool:
         # Makes the table reach what is to be computed; where not even a part of it, decides who gives way.
-        needed = self.blocks_for(min(sequence.length, sequence.launched + self.chunk_tokens))
-        at_once = self.blocks_for(sequence.launched + 1) - self.windows.gone_by(sequence.launched)
+        launched = sequence.launched
+        needed = self.blocks_for(min(sequence.num_tokens + sequence.promised, launched + self.chunk_tokens))
+        at_once = self.blocks_for(launched + 1) - self.windows.gone_by(launched)
         if at_once > self.num_blocks:
             if may_preempt:
                 plan.outgrown.append((sequence, at_once))

@@ -261,7 +261,8 @@ class Sequence:
     @property
     def next_token(self) -> int | None:
         """The first token that no step computes yet; None while it is only promised."""
-        return int(self._tokens[self.launched]) if self.launched < self.num_tokens else None
+        place = self.num_computed + self.in_flight
+        return int(self._tokens[place]) if place < self.num_tokens else None
 
     @property
     def last_kv_tokens(self) -> int:

@@ -35,6 +35,12 @@ def kernel(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
+def use_device(device: torch.device) -> None:
+    """Make `device` the one that this thread launches on: Triton takes the thread's, whatever the tensors are on."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def power_of_two(value: int) -> int:
     """The smallest power of two that is not below `value`."""
     return 1 << max(0, value - 1).bit_length()

@@ -1,8 +1,9 @@
-"""A model on a device: the engine's `StepModel` over the Triton kernels, for every family.
+"""A model on a device: the engine's `AheadModel` over the Triton kernels, for every family.
 
 Steps of decodes alone run in fixed memory by shape (on a GPU as recorded CUDA graphs), others as they come.
-`start` queues a step and returns; `PendingStep` waits for its results alone, so that a caller may plan and even start
-the next step meanwhile. It owns its weights, inputs and recordings, and no block. Not safe for concurrent calls.
+`start` and `launch` queue a step and return; what they return waits for the results of that step alone, so that a
+caller may plan and queue the next one meanwhile. It owns its weights, inputs and recordings, and no block. Not safe for
+concurrent calls.
 """
 
 # Classes of torch.cuda without annotations.
@@ -19,52 +20,28 @@ from numpy.typing import NDArray
 
 from common.errors import Internal, ResourceExhausted
 from common.layout import KvDtype, KvLayout
-from decoder.batch import IntArray, StepBatch
+from decoder.batch import DrawColumns, IntArray, StepBatch
 from decoder.grouped_arena import GroupedArena
 from decoder.kernels.block_copy.triton import copy
 from decoder.kernels.block_scrub.triton import scrub
-from decoder.kernels.gpu import capability
+from decoder.kernels.gpu import capability, use_device
 from decoder.kernels.lora.plan import RowGroups, group_rows
-from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
 from decoder.kernels.shared_prefix_decode.plan import SlotLayout
 from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests
-from decoder.models.decode_graphs import CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
+from decoder.models.decode_graphs import MOST, CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
 from decoder.models.device_adapters import DeviceAdapter, Layer
 from decoder.models.device_arena import TORCH_TYPES, DeviceArena, element_type, view_arena
 from decoder.models.device_attention import MAX_DECODES
 from decoder.models.device_batch import StepInputs
+from decoder.models.device_draws import DeviceColumns, DrawnIds
 from decoder.models.device_inputs import DecodeInputs, DecodeShape, upload
+from decoder.models.device_results import Arrival, CudaSideStream, NoSideStream, SideStream
 from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts, SharingRule
 from decoder.models.device_step import DeviceStep
 from decoder.models.device_warm_up import warm_up
 from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
 from decoder.models.weights import Read
-
-
-class PendingStep:
-    """The result of a step that was queued: logits, or drawn ids. Its copy to the host runs on a stream of its own."""
-
-    def __init__(self, result: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        self._event: torch.cuda.Event | None = None
-        if stream is None:
-            self._host = result
-            return
-        stream.wait_stream(torch.cuda.current_stream())
-        self._host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        with torch.cuda.stream(stream):
-            self._host.copy_(result, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        # The next step may write, or be given, the memory of this result.
-        torch.cuda.current_stream().wait_event(self._event)
-
-    def wait(self) -> NDArray[Any]:
-        """The result on the host: float32 [R, vocab], or int32 [R] where ids were drawn."""
-        if self._event is not None:
-            self._event.synchronize()
-        array: NDArray[Any] = self._host.numpy()
-        return array
 
 
 class DeviceModel:
@@ -73,7 +50,8 @@ class DeviceModel:
     `read` gives a tensor of the common form by its name; `make_memory` says where the weights lie, by default in memory
     of its own. Weights and activations are of `dtype`, by default the layout's type; keys and values are stored as the
     layout says. `recorder` is by default CUDA graphs on a GPU, and none under the interpreter; `sharing` says what it
-    costs to read a shared run of blocks apart. Raises InvalidArgument, by name, on what it does not compute.
+    costs to read a shared run of blocks apart; `side` brings results to the host; fixed inputs and
+    recordings are kept of `most_shapes`. Raises InvalidArgument, by name, on what it does not compute.
     """
 
     def __init__(
@@ -89,6 +67,8 @@ class DeviceModel:
         recorder: Recorder | None = None,
         make_memory: MakeWeightMemory | None = None,
         sharing: SharingCosts = DEFAULT_COSTS,
+        side: SideStream | None = None,
+        most_shapes: int = MOST,
     ) -> None:
         self.config = config
         self.layout = layout
@@ -104,13 +84,14 @@ class DeviceModel:
         self.members = self.step.attention.members
         self._sharing = SharingRule(config, layout, self.members, query_dtype.itemsize, sharing)
         on_gpu = device.type == "cuda"
-        self._copies = torch.cuda.Stream(device) if on_gpu else None
+        self._side = side or (CudaSideStream(device) if on_gpu else NoSideStream())
+        self.drawn = DrawnIds(config.vocab_size, device, self._side)
         width = layout.blocks_for(config.max_position)
         self._graphs = DecodeGraphs(
             recorder or (CudaRecorder() if on_gpu else DirectRecorder()),
             lambda shape: DecodeInputs(shape, width, self.members, device, grouped=layout.grouped),
+            most_shapes,
         )
-        self._sampling: SampleWorkspace | None = None
 
     def forward(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
         """Run one step; float32 logits [R, vocab], valid until the next call.
@@ -120,8 +101,30 @@ class DeviceModel:
         """
         return self.start(batch, arena).wait()
 
-    def start(self, batch: StepBatch, arena: Any, draws: Draws | None = None) -> PendingStep:
-        """Queue one step. With `draws` (on the device, one for each logit row) what comes back is the drawn ids."""
+    def start(self, batch: StepBatch, arena: Any) -> Arrival:
+        """Queue one step; what comes back are its logits. Raises what `forward` raises."""
+        logits = self._queue(batch, arena, None)
+        arrival = self._side.bring(logits)
+        self._side.hold(arrival)  # the next step may write, or be given, the memory of this result
+        return arrival
+
+    def launch(self, batch: StepBatch, arena: Any, draws: DrawColumns) -> Arrival:
+        """Queue one step and the drawing of a token of each logit row; what comes back are the ids, int32 [R], NO_TOKEN
+        (-1) where a row has no finite maximum. Decodes may be fed with what the launch before this one drew.
+
+        Raises what `forward` raises, and Internal where the columns do not fit.
+        """
+        if len(draws.temperatures) != batch.logit_rows.size:
+            raise Internal("the columns of a draw do not fit the logit rows of its batch")
+        use_device(self.device)
+        columns = self.drawn.upload(draws, batch.num_decodes)
+        return self.drawn.draw(self._queue(batch, arena, columns), columns)
+
+    def quiesce(self) -> None:
+        """Returns when nothing that was queued runs any more. Never raises."""
+        self._side.drain()
+
+    def _queue(self, batch: StepBatch, arena: Any, columns: DeviceColumns | None) -> torch.Tensor:
         paged = self.view(arena)
         config = self.config
         if batch.adapters and batch.token_ids.size and len(batch.adapters) != batch.context_lens.size:
@@ -131,29 +134,32 @@ class DeviceModel:
             max_position=config.max_position, vocab_size=config.vocab_size,
         )  # fmt: skip
         if not batch.token_ids.size:
-            return PendingStep(torch.zeros((0, config.vocab_size)), None)
+            return torch.zeros((0, config.vocab_size))
         if isinstance(arena, GroupedArena):
             check_window_blocks(batch, arena, self.layout)
         if 0 < batch.num_decodes == batch.context_lens.size <= MAX_DECODES:
-            logits = self._decode(batch, paged)
+            logits = self._decode(batch, paged, columns)
             if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
                 logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
-        else:
-            shared = self._shared(batch, recorded=False)
-            inputs = self.upload(batch, paged, shared, group_rows(batch.adapters, batch.query_starts))
-            logits = self.step.run(inputs, paged)
-        return PendingStep(logits if draws is None else self._draw(logits, draws), self._copies)
+            return logits
+        shared = self._shared(batch, recorded=False)
+        inputs = self.upload(batch, paged, shared, group_rows(batch.adapters, batch.query_starts))
+        if columns is not None:
+            self.drawn.feed(inputs.token_ids, columns)
+        return self.step.run(inputs, paged)
 
     def forward_decode(self, batch: StepBatch, arena: Any) -> torch.Tensor:
         """Logits [decodes, vocab] of a checked batch of decodes alone, in fixed memory; valid until the next step."""
         return self._decode(batch, self.view(arena))
 
-    def _decode(self, batch: StepBatch, arena: DeviceArena) -> torch.Tensor:
+    def _decode(self, batch: StepBatch, arena: DeviceArena, columns: DeviceColumns | None = None) -> torch.Tensor:
         shared = self._shared(batch, recorded=True)
         groups = group_rows(batch.adapters, batch.query_starts)
         shape = DecodeShape.of(batch, shared, groups)
         fixed = self._graphs.inputs(shape)
         fixed.put(batch, shared, groups, _window_tables(batch, arena))
+        if columns is not None:
+            self.drawn.feed(fixed.inputs.token_ids, columns)
         logits = self._graphs.run(shape, arena.blocks, lambda: self.step.run(fixed.inputs, arena))
         return logits[: batch.num_decodes]
 
@@ -167,14 +173,6 @@ class DeviceModel:
         rows = self.step.attention.prefill_rows
         windows = _window_tables(batch, arena)
         return upload(batch, self.config.group_size, rows, self.device, shared, groups, windows)
-
-    def _draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        rows, vocab = logits.shape
-        if self._sampling is None or self._sampling.best.shape[0] < rows:
-            self._sampling = SampleWorkspace.allocate(max(rows, 64), vocab, self.device)
-        ids = torch.empty(rows, dtype=torch.int32, device=self.device)
-        draw(logits, draws, self._sampling, ids)
-        return ids
 
     def warm_up(self, arena: Any = None) -> None:
         """Compile the kernels on a small arena of its own; `arena`, if given, is left alone."""
@@ -220,6 +218,7 @@ class DeviceModel:
 
         Raises ResourceExhausted where the device has no room for it.
         """
+        use_device(self.device)
         try:
             return DeviceAdapter(self.config, layers, self.dtype, self.device)
         except torch.OutOfMemoryError as error:
@@ -235,7 +234,8 @@ class DeviceModel:
         self._graphs.clear()
 
     def view(self, arena: Any) -> DeviceArena:
-        """The arena as kernels take it. Raises Internal when it does not fit the layout or the device."""
+        """The arena as this thread's kernels take it. Raises Internal when it does not fit layout or device."""
+        use_device(self.device)
         return view_arena(arena, self.layout, self._capability, self.device)
 
 

@@ -1,7 +1,7 @@
 """Small steps of every kind, on an arena that nobody else has, so that a device model's kernels are compiled at start.
 
-Compiled are those of chunks, decodes, shared runs, adapters, experts with few rows and with many, and operations on
-blocks; large tiles of an adapter's rows are compiled when they first occur. Called by `device_model.py`.
+Compiled are those of chunks, decodes, shared runs, draws, adapters, experts with few rows and with many, and operations
+on blocks; large tiles of an adapter's rows are compiled when they first occur. Called by `device_model.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from decoder.batch import StepBatch
+from decoder.batch import DrawColumns, StepBatch
 from decoder.kernels.lora.plan import group_rows
 from decoder.kernels.shared_prefix_decode.plan import Group, SlotLayout, lay_out
 from decoder.models.device_arena import allocate
@@ -52,6 +53,9 @@ def warm_up(model: DeviceModel) -> None:
         last = np.full(2, layout.block_tokens, np.int32)
         rows = np.arange(3, dtype=np.int32)
         once(StepBatch(ids[:2], last, rows, last + np.int32(1), tables, rows[:2], 2), slots)
+    columns = DrawColumns(np.ones(1), np.zeros(1, np.uint64), ids[:1], ids[:1], ids[:0])
+    logits = torch.zeros((1, config.vocab_size), device=model.device)
+    model.drawn.draw(logits, model.drawn.upload(columns, 0)).wait()
     model.step.warm_up_experts()
     model.copy_blocks(own, one, 2 * one, one)
     model.scrub_blocks(own, one)

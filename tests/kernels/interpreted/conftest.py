@@ -17,9 +17,9 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Path(__file__).parent
 ONLY_TRITON = [
-    "test_bench_work.py", "test_device_adapters.py", "test_device_experts.py", "test_device_groups.py",
-    "test_device_model.py", "test_device_sharing.py", "test_device_storage.py", "test_lora.py", "test_mixture.py",
-    "test_sample.py", "test_shared_prefix_decode.py",
+    "test_bench_work.py", "test_device_adapters.py", "test_device_ahead.py", "test_device_experts.py",
+    "test_device_groups.py", "test_device_model.py", "test_device_sharing.py", "test_device_storage.py", "test_lora.py",
+    "test_mixture.py", "test_sample.py", "test_shared_prefix_decode.py",
 ]  # fmt: skip
 collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ONLY_TRITON
 

@@ -43,7 +43,7 @@ def small(cell: Cell) -> Cell:
     return dataclasses.replace(cell, params={**cell.params, **changes}, bytes_moved=1 << 20)
 
 
-TOLD_APART = ("stored", "pages", "recorded", "together", "adapters", "experts")
+TOLD_APART = ("stored", "pages", "recorded", "together", "adapters", "experts", "late")
 ONE_OF_EACH = {
     (cell.kind, *(cell.params.get(name) for name in TOLD_APART)): cell
     for cell in cells()

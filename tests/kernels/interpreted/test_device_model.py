@@ -11,10 +11,11 @@ import torch
 
 from common.errors import Internal, InvalidArgument
 from common.layout import KvDtype, KvLayout
-from decoder.batch import StepBatch
+from decoder.batch import DrawColumns, StepBatch
+from decoder.kernels import gpu
 from decoder.kernels.lora import triton as lora
-from decoder.kernels.sample.triton import Draws
 from decoder.kernels.shared_prefix_decode import triton as shared_decode
+from decoder.models import device_model
 from decoder.models.config import ExpertsConfig, LayerConfig, ModelConfig, digest_config
 from decoder.models.decode_graphs import MOST, DirectRecorder, Step
 from decoder.models.device_inputs import BUCKETS, bucket_of
@@ -26,7 +27,7 @@ from decoder.weights.source import open_source
 from tests.decoder.model_rig import make_model, run_prompt
 from tests.decoder.rig import Node, request
 from tests.kernels import oracles
-from tests.kernels.rig import DEVICE, int32
+from tests.kernels.rig import DEVICE
 from tests.tiny_models import make_tiny_llama
 
 VOCAB = 260
@@ -281,15 +282,13 @@ def test_buckets_hold_every_batch() -> None:
 
 
 def test_ids_are_drawn_where_the_logits_are() -> None:
-    """With draws a step gives ids, those of the logits' maxima."""
+    """A launched step gives ids, those of the logits' maxima."""
     model = model_of(config_of())
     arena = arena_of(model, 2)
     logits = model.forward(batch_of([(Row(np.arange(5), [1]), 5)]), arena).copy()
-    zeros = int32([0] * 5)
-    draws = Draws(zeros.double(), zeros.long(), zeros, zeros)
-    assert (
-        model.start(batch_of([(Row(np.arange(5), [1]), 5)]), arena, draws).wait().tolist() == logits.argmax(1).tolist()
-    )
+    columns = DrawColumns(np.zeros(5), np.zeros(5, np.uint64), *(np.zeros(5, np.int32),) * 2, np.zeros(0, np.int32))
+    launched = model.launch(batch_of([(Row(np.arange(5), [1]), 5)]), arena, columns)
+    assert launched.wait().tolist() == logits.argmax(1).tolist()
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -330,6 +329,26 @@ def test_an_engine_gives_the_tokens_of_the_cpu_model(tmp_path: Path) -> None:
         tokens.append(node.sink.tokens)
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 4
+
+
+def test_every_thread_launches_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever thread calls, the model's device is made its own first: the engine's is not the one that loaded."""
+    model, used = model_of(config_of()), []
+    monkeypatch.setattr(device_model, "use_device", used.append)
+    arena, block = arena_of(model, 3), np.array([1], np.int32)
+    zero = np.zeros(0, np.int32)
+    model.forward(batch_of([(Row(np.arange(3), [1]), 3)]), arena)
+    model.copy_blocks(arena, block, block + np.int32(1), block)
+    model.scrub_blocks(arena, block)
+    model.pack_adapter(({}, {}))
+    columns = DrawColumns(np.zeros(3), np.zeros(3, np.uint64), *(np.zeros(3, np.int32),) * 2, zero)
+    model.launch(batch_of([(Row(np.arange(3), [1]), 3)]), arena, columns)
+    assert used == [DEVICE] * len(used) and len(used) >= 5
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cuda:1", "cuda", "cpu"):
+        gpu.use_device(torch.device(name))
+    assert chosen == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("config", [config_of(max_position=16), config_of(max_position=40), experts_beside_norms()])
