@@ -76,13 +76,13 @@ class CudaSideStream:
 
 
 class _Arrived:
-    """A result that is there."""
+    """A result that is there, and is copied when its memory may be written again."""
 
     def __init__(self, result: torch.Tensor) -> None:
-        self._result = result
+        self.result = result
 
     def wait(self) -> NDArray[Any]:
-        array: NDArray[Any] = self._result.numpy()
+        array: NDArray[Any] = self.result.numpy()
         return array
 
 
@@ -93,7 +93,8 @@ class NoSideStream:
         return _Arrived(result)
 
     def hold(self, arrival: Arrival) -> None:
-        return None
+        if isinstance(arrival, _Arrived):
+            arrival.result = arrival.result.clone()
 
     def drain(self) -> None:
         return None

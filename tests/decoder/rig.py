@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from cachemgr.manager import CacheManager
 from common.errors import AlreadyExists, TesseraError
@@ -203,7 +204,11 @@ class Node:
 
     def _poison(self, blocks: np.ndarray) -> None:
         memory = self.arena.blocks if isinstance(self.arena, GroupedArena) else self.arena
-        memory.view(np.uint8)[blocks] = 0xFF  # NaN in every type of keys, values and scales
+        # NaN in every type of keys, values and scales.
+        if isinstance(memory, torch.Tensor):
+            memory.view(torch.uint8)[torch.from_numpy(blocks).long().to(memory.device)] = 0xFF
+        else:
+            memory.view(np.uint8)[blocks] = 0xFF
 
     def _poison_windows(self, window_blocks: np.ndarray) -> None:
         self.arena.window_blocks.view(np.uint8)[window_blocks] = 0xFF

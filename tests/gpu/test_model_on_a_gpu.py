@@ -22,6 +22,7 @@ from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts
 from decoder.models.rope import RopeConfig
 from decoder.weights.adapter import module_shapes
 from decoder.weights.loader import expected_shapes
+from tests.decoder.rig import Node, request
 
 DEVICE = torch.device("cuda")
 
@@ -201,6 +202,30 @@ def test_steps_are_fed_by_the_ones_before(read_at_once: bool) -> None:
     assert arrivals[-1].wait().tolist() == want[-1]
     model.quiesce()
     assert torch.equal(*arenas)
+
+
+class StepByStep:
+    """A model without launches: an engine over it has nothing under way between two steps."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        self.config, self.layout = model.config, model.layout
+        self.forward, self.copy_blocks = model.forward, model.copy_blocks
+
+
+def test_an_engine_one_step_ahead_says_what_one_step_by_step_says() -> None:
+    """Twelve prompts of which some share a beginning, the same batches in both: the same greedy tokens, to the bit."""
+    model, told = model_of(), []
+    shared = np.random.default_rng(7).integers(3, 1000, 40).tolist()
+    prompts = [shared + np.random.default_rng(n).integers(3, 1000, 3 + n).tolist() for n in range(12)]
+    for each in (model, StepByStep(model)):
+        node = Node(400, model=each, arena=allocate(model.layout, 400, DEVICE), chunk_tokens=64, window_tokens=1000)
+        for number, prompt in enumerate(prompts):
+            node.submit(request(number, prompt, max_tokens=40, no_read=True))
+        node.finish(*range(12))
+        assert not node.sink.failed
+        node.assert_quiet()
+        told.append(node.sink.tokens)
+    assert told[0] == told[1]
 
 
 def test_recordings_that_go_free_their_memory() -> None:

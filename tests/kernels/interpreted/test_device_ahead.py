@@ -16,6 +16,7 @@ from common.errors import Internal
 from decoder.batch import DrawColumns
 from decoder.models.device_draws import DrawnIds
 from decoder.models.device_model import DeviceModel
+from decoder.models.device_results import CudaSideStream, NoSideStream
 from decoder.runner import AheadModel
 from decoder.sampler import Draw, sample
 from decoder.sequence import SamplingParams
@@ -114,6 +115,13 @@ def fed(ids: DrawnIds, known: list[int], sources: list[int]) -> list[int]:
     tokens = torch.tensor(known, dtype=torch.int32, device=DEVICE)
     ids.feed(tokens, ids.upload(columns_of(0, sources), len(sources)))
     return tokens.tolist()
+
+
+def test_results_in_the_hosts_memory_stay_what_they_were() -> None:
+    """Where nothing is copied beside the steps, ids that nobody has read yet survive the draws after them."""
+    ids = DrawnIds(VOCAB, DEVICE, CudaSideStream(DEVICE) if DEVICE.type == "cuda" else NoSideStream())
+    arrivals = [ids.draw(peaks(token), ids.upload(columns_of(1), 0)) for token in range(9)]
+    assert [int(arrival.wait()[0]) for arrival in arrivals] == list(range(9))
 
 
 @pytest.mark.parametrize("holds", [True, False])
