@@ -132,6 +132,10 @@ class Quotas:
         """How many blocks an owner has above its floor; all of them without one."""
         return max(0, self._charged.get(owner, 0) - self._floors.get(owner, 0))
 
+    def spare(self, owner: int) -> int:
+        """Cached blocks of an owner that the others can have."""
+        return self._spare(owner, self._floors.get(owner, 0))
+
     def _spare(self, other: int, floor: int) -> int:
         """Cached blocks of an owner that the others can have."""
         return max(0, min(self._idle.get(other, 0), self._charged.get(other, 0) - floor))

@@ -58,7 +58,8 @@ def _room_besides(state: CacheState, asking: int, besides: BlockRun) -> int:
 
 
 def _gain(state: CacheState, chosen: Sequence[KeptBranch], asking: int, besides: BlockRun) -> int:
-    """How many blocks nobody but the chosen branches holds; of another owner at most what is above its floor."""
+    """How many blocks nobody but the chosen branches holds; of another owner at most what is above its floor and is not
+    to be had without it, as idle blocks are."""
     kept, pool = state.kept, state.pool
     holds = kept.holds
     if len(chosen) < len(kept):
@@ -69,7 +70,7 @@ def _gain(state: CacheState, chosen: Sequence[KeptBranch], asking: int, besides:
     loose[besides] = False
     owners, counts = np.unique(pool.ownership.owner[loose], return_counts=True)
     return sum(
-        count if owner == asking else min(count, state.quotas.above_floor(owner))
+        count if owner == asking else min(count, state.quotas.above_floor(owner) - state.quotas.spare(owner))
         for owner, count in zip(owners.tolist(), counts.tolist(), strict=True)
     )
 

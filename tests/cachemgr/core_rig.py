@@ -170,7 +170,9 @@ class Rig:
 
     def _window(self, sequence: Running, block: int) -> list[object]:
         """The window block of a block, as the sequence's decoder knows it."""
-        return self.window_cells[self.windows_of[sequence.session][block]]
+        window = self.windows_of[sequence.session].get(block)
+        assert window, f"nobody told a window block of block {block}"
+        return self.window_cells[window]
 
     def compute(self, sequence: Running, up_to: int | None = None) -> None:
         """Runs the copy, then writes the cells of tokens up to `up_to` (all by default). With layer groups a table may

@@ -133,3 +133,22 @@ def test_the_end_of_a_group_ends_what_was_begun_in_it() -> None:
     assert rig.branches == [B]
     rig.drop(b"own")
     rig.quiet()
+
+
+@pytest.mark.parametrize("floor", [7, 6])
+def test_a_branch_that_would_free_nothing_for_another_keeps_its_blocks(floor: int) -> None:
+    """What stands above its tenant's floor is to be had by that tenant's idle blocks already: dropping it would give no
+    more, and nothing changes. With a lower floor it gives, and the other begins."""
+    rig = KeptRig(num_blocks=14, block_tokens=2)
+    rig.manager.set_quota(TenantId("a"), Quota(floor_blocks=floor))
+    rig.kept(range(8), b"talk", no_store=True)
+    rig.finish(rig.acquire(range(50, 58)))
+    before = rig.manager.snapshot()
+    if floor == 7:
+        with pytest.raises(ResourceExhausted):
+            rig.acquire(range(900, 916), tenant="b")
+        assert rig.manager.snapshot() == before
+        assert rig.resume(b"talk", [1]).computed == 8
+    else:
+        assert len(rig.acquire(range(900, 916), tenant="b").table) == 8
+    rig.check()

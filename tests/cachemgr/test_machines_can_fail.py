@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from pytest import MonkeyPatch
 
+from cachemgr import groups
 from cachemgr.blocks import BlockPool
+from cachemgr.groups import GroupedIndex
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
+from cachemgr.window_blocks import WindowBlocks
 from tests.cachemgr.test_blocks import PoolMachine
+from tests.cachemgr.test_groups_machine import GroupedMachine
 from tests.cachemgr.test_leases_machine import LeaseMachine
 from tests.cachemgr.test_quota_machine import QuotaMachine
 from tests.cachemgr.test_radix import IndexMachine
@@ -74,6 +79,23 @@ def a_match_is_one_token_too_long(patch: MonkeyPatch) -> None:
     patch.setattr(PrefixIndex, "match", lambda index, tree, tokens, count: match(index, tree, tokens, count - 1))
 
 
+def a_window_of_a_group_is_a_token_too_short(patch: MonkeyPatch) -> None:
+    behind = groups.behind
+    patch.setattr(groups, "behind", lambda count, window, size: behind(count + 1, window, size))
+
+
+def window_blocks_that_are_needed_are_taken(patch: MonkeyPatch) -> None:
+    patch.setattr(WindowBlocks, "_loose", lambda windows, *arguments: np.flatnonzero(windows.of))
+
+
+def a_hit_does_not_look_for_window_blocks(patch: MonkeyPatch) -> None:
+    patch.setattr(GroupedIndex, "usable", lambda index, found: found)
+
+
+def a_listed_block_gets_no_window_block(patch: MonkeyPatch) -> None:
+    patch.setattr(groups, "lend", lambda state, own, listed: None)
+
+
 DEFECTS: list[tuple[Callable[[MonkeyPatch], None], type[RuleBasedStateMachine]]] = [
     (floors_are_not_shielded, QuotaMachine),
     (a_floor_is_one_block_short, QuotaMachine),
@@ -83,6 +105,10 @@ DEFECTS: list[tuple[Callable[[MonkeyPatch], None], type[RuleBasedStateMachine]]]
     (an_acknowledgement_takes_one_revision_too_many, LeaseMachine),
     (generations_stand_still, PoolMachine),
     (a_match_is_one_token_too_long, IndexMachine),
+    (a_window_of_a_group_is_a_token_too_short, GroupedMachine),
+    (window_blocks_that_are_needed_are_taken, GroupedMachine),
+    (a_hit_does_not_look_for_window_blocks, GroupedMachine),
+    (a_listed_block_gets_no_window_block, GroupedMachine),
 ]
 
 

@@ -7,12 +7,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.cachemgr.test_blocks import PoolMachine
+from tests.cachemgr.test_groups_machine import GroupedMachine
 from tests.cachemgr.test_leases_machine import LeaseMachine
 from tests.cachemgr.test_manager_machine import ManagerMachine
 from tests.cachemgr.test_quota_machine import QuotaMachine
 from tests.cachemgr.test_radix import IndexMachine
 
-MACHINES = [PoolMachine, IndexMachine, LeaseMachine, QuotaMachine, ManagerMachine]
+MACHINES = [PoolMachine, IndexMachine, LeaseMachine, QuotaMachine, ManagerMachine, GroupedMachine]
 
 
 @pytest.mark.slow
