@@ -22,6 +22,8 @@ from common.memory import machine_bytes
 
 WEIGHTS = "*.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+MIXED_FAMILIES = ("gemma2", "gemma3_text", "qwen2", "qwen3", "qwen2_moe")
+"""Families of which some layers may have a window and others none."""
 SERVED = "served are GGUF files and Hugging Face directories"
 
 
@@ -29,7 +31,7 @@ SERVED = "served are GGUF files and Hugging Face directories"
 class Look:
     """What a look at a model told; None is what its files do not say plainly.
 
-    sizes:           layers, key heads, head size
+    sizes:           layers of a block at least, key heads, head size
     longest_context: tokens
     """
 
@@ -83,7 +85,9 @@ def _look_at_file(option: str, path: Path) -> Look:
     heads = fields.get(f"{family}.attention.head_count")
     width = fields.get(f"{family}.embedding_length")
     size = fields.get(f"{family}.attention.key_length") or _part(width, heads)
-    sizes = _sizes(fields.get(f"{family}.block_count"), fields.get(f"{family}.attention.head_count_kv", heads), size)
+    windows = bool(fields.get(f"{family}.attention.sliding_window")) or family.startswith("gemma")
+    layers = _layers(GGUF_ARCHITECTURES[family], windows, fields.get(f"{family}.block_count"))
+    sizes = _sizes(layers, fields.get(f"{family}.attention.head_count_kv", heads), size)
     return Look(sizes, _positive(fields.get(f"{family}.context_length")))
 
 
@@ -108,7 +112,14 @@ def _look_at_directory(option: str, path: Path) -> Look:
     # Some ways to scale positions make a context longer than it says.
     is_scaled = config.get("rope_scaling") or config.get("rope_parameters")
     longest = None if is_scaled else _positive(config.get("max_position_embeddings"))
-    return Look(_sizes(config.get("num_hidden_layers"), config.get("num_key_value_heads", heads), size), longest)
+    windows = bool(config.get("use_sliding_window", family.startswith("gemma")))
+    layers = _layers(family, windows, config.get("num_hidden_layers"))
+    return Look(_sizes(layers, config.get("num_key_value_heads", heads), size), longest)
+
+
+def _layers(family: str, windows: bool, layers: Any) -> Any:
+    """Layers that a block holds at least: where some may have a window and others none, those may lie elsewhere."""
+    return 1 if windows and family in MIXED_FAMILIES and isinstance(layers, int) else layers
 
 
 def _part(width: Any, heads: Any) -> int | None:

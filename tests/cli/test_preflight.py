@@ -118,6 +118,17 @@ def test_a_pool_that_is_too_small_for_its_model_or_too_large_for_the_machine(tmp
         blocks = machine_bytes() // BLOCK_BYTES
         assert not refusal("--model", path, "--pool-blocks", str(blocks - 1))
         assert refusal("--model", path, "--pool-blocks", str(blocks)).startswith(f"--pool-blocks: {blocks} blocks of")
+    values = json.loads((tmp_path / "m" / "config.json").read_text())
+    for changes, layers in (
+        ({"model_type": "gemma2"}, 1),
+        ({"model_type": "qwen2", "use_sliding_window": True}, 1),
+        ({"model_type": "qwen2", "sliding_window": 4096}, 4),  # which are switched off
+        ({"model_type": "mistral", "sliding_window": 40}, 4),
+    ):  # some layers may lie in window blocks: less than all of them are refused by the decoder alone
+        mixed = str(directory(tmp_path / f"{changes['model_type']}{layers}", {**values, **changes}))
+        least = 2 * BLOCK_BYTES * layers // 4
+        assert not refusal("--model", mixed, "--pool-bytes", str(least)), changes
+        assert refusal("--model", mixed, "--pool-bytes", str(least - 1)), changes
     vague = directory(tmp_path / "vague", {"model_type": "llama"})
     assert not refusal("--model", str(vague), "--pool-bytes", "1")  # the decoder says what is wrong with it
 
