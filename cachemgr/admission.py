@@ -32,7 +32,8 @@ from common.layout import TOKEN_BYTES
 
 
 class _Beginning(NamedTuple):
-    """Where a lease would begin: `found` in the index, or `held` by the kept branch that it continues, as a `Start`.
+    """Where a lease would begin: `found` in the index, or `held` by the kept branch that it continues, as a `Start`;
+    `blocks` are those of that.
 
     key, prefix_blocks: of the tree of what comes after so many blocks of a wider scope
     """
@@ -41,10 +42,7 @@ class _Beginning(NamedTuple):
     prefix_blocks: int
     found: Match
     held: kept.Start | None
-
-    @property
-    def blocks(self) -> BlockRun:
-        return self.found.blocks if self.held is None else self.held.blocks
+    blocks: BlockRun
 
 
 class _Need(NamedTuple):
@@ -148,7 +146,7 @@ def _find(state: CacheState, ask: Ask, owner: int, limit: int, branch: KeptBranc
     held = None
     if branch is not None and not ask.no_read and kept.lies_in(branch, key, prefix_blocks):
         held = kept.longer(state, branch, found, num_base, limit)
-    return _Beginning(key, prefix_blocks, found, held)
+    return _Beginning(key, prefix_blocks, found, held, found.blocks if held is None else held.blocks)
 
 
 def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> _Need:
@@ -167,7 +165,7 @@ def _need(state: CacheState, owner: int, begin: _Beginning, num_blocks: int) -> 
         now = groups.begins_with(state, owner, fresh, lasting)
         return _Need(fresh, wider, now, min(wider, now), lasting, passed, 0, source, rest, 0, room, left, None)
     references = pool.references.take(blocks)
-    num_idle = pool.count_idle(blocks, references)
+    num_idle = pool.count_idle(blocks, references, from_first=not state.window_tokens)
     room, left = state.room_for(owner) - num_idle, state.quotas.left(owner, num_idle)
     source, rest = begin.found.source, begin.found.num_tail_tokens
     source_room = int(source != 0 and pool.references.item(source) == 1)
@@ -217,32 +215,14 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
     table = np.concatenate((blocks, new)) if len(blocks) else new
     copy = CopyPlan(need.source, int(new[0]), need.num_tail_tokens) if need.source else None
     whole_tokens = len(blocks) * state.block_tokens
-    lease = Lease(
-        lease_id=state.book.next_lease_id(),
-        session_id=session.session_id,
-        tenant=ask.tenant,
-        owner=owner,
-        tree=tree,
-        request_id=ask.request_id,
-        sample=ask.sample,
-        tokens=bytearray(ask.tokens),
-        table=table,
-        num_blocks=len(table),
-        num_published=len(blocks) if held is None else held.num_published,
-        sealed=whole_tokens,
-        granted=granted,
-        copy=copy,
-        store=not ask.no_store and (held is None or held.store),
-        priority=ask.priority,
-        granted_ns=ask.now_ns,
-        root=ask.root,
-        prefix_tree=prefix_tree,
-        prefix_blocks=begin.prefix_blocks,
-        ttl_ns=ask.ttl_ns,
-        passed=need.passed,
-        behind=behind,
-        asked=ask.num_tokens,
-    )
+    store = not ask.no_store and (held is None or held.store)
+    num_published = len(blocks) if held is None else held.num_published
+    lease = Lease(  # by place: so many keywords would take a microsecond
+        state.book.next_lease_id(), session.session_id, ask.tenant, owner, tree, ask.request_id, ask.sample,
+        bytearray(ask.tokens), table, len(table), num_published, whole_tokens, granted, copy, store, ask.priority,
+        ask.now_ns, root=ask.root, prefix_tree=prefix_tree, prefix_blocks=begin.prefix_blocks, ttl_ns=ask.ttl_ns,
+        passed=need.passed, behind=behind, asked=ask.num_tokens,
+    )  # fmt: skip
     state.book.add(lease)
     num_tokens = ask.num_tokens
     if num_tokens - granted >= state.block_tokens:

@@ -109,9 +109,15 @@ class BlockPool:
         self.ownership.begin(blocks, owner)
         return blocks
 
-    def count_idle(self, blocks: BlockRun, counts: NDArray[np.int32] | None = None) -> int:
-        """How many of these published blocks are held by nobody; `counts` are their references, if known."""
+    def count_idle(self, blocks: BlockRun, counts: NDArray[np.int32] | None = None, *, from_first: bool = False) -> int:
+        """How many of these published blocks are held by nobody; `counts` are their references, if known. `from_first`
+        says that whoever holds one of them holds all before it (no window): then a look at the ends mostly tells."""
         found = self.references.take(blocks) if counts is None else counts
+        if from_first and len(found):
+            if found.item(0) == 1:
+                return len(found)
+            if found.item(-1) > 1:
+                return 0
         return int(np.count_nonzero(found == _ONE))
 
     def hold(self, blocks: BlockRun) -> None:
@@ -177,15 +183,15 @@ class BlockPool:
             self._free(loose)
         return loose
 
-    def unhold_published(self, blocks: BlockRun) -> None:
-        """As `unhold`, for blocks in a table's order that are all published: none is freed."""
+    def unhold_published(self, blocks: BlockRun, *, from_first: bool = False) -> None:
+        """As `unhold`, for blocks in a table's order that are all published: none is freed. `from_first`: see
+        `count_idle`."""
         counts = self.references.take(blocks)
         counts -= _ONE
         self.references[blocks] = counts
-        idle = counts == _ONE
-        num_idle = int(np.count_nonzero(idle))
+        num_idle = self.count_idle(blocks, counts, from_first=from_first)
         if num_idle:
-            resting = blocks if num_idle == len(blocks) else blocks[idle]
+            resting = blocks if num_idle == len(blocks) else blocks[counts == _ONE]
             self.state[resting] = _CACHED
             self.num_cached += num_idle
             self.ownership.shift_path(resting, 1)

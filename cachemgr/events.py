@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from cachemgr.ids import BlockRun
@@ -42,6 +43,7 @@ class Event(NamedTuple):
 
 
 _Stored = tuple[str, int, int, int, int, BlockRun, int, str, Mapping[str, object]]  # the fields of an `Event`
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})  # one for all: what is kept, the garbage collector counts
 _BLOCKS: Final = 5  # the place of `blocks` in an `Event`
 
 
@@ -82,7 +84,7 @@ class EventLog:
                 blocks = blocks.copy()  # a view would keep all that it is a part of
         ring = self._ring
         # A plain tuple costs a third of an `Event`; who reads makes one of it.
-        ring.append((kind, now_ns, owner, session, lease, blocks, generation, tenant, detail or more))
+        ring.append((kind, now_ns, owner, session, lease, blocks, generation, tenant, detail or more or _NOTHING))
         self.last_sequence += 1
         if len(ring) > self._max_events or self._num_blocks > self._max_blocks:
             self._forget()

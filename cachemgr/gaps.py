@@ -8,8 +8,6 @@ is held. It replaces `radix.py`, whose door it keeps, where there is a window; `
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -181,7 +179,7 @@ class GappedIndex(PrefixIndex):
             if node.parent is None and node.tree.anchor is None:
                 break
             node = node.tree.anchor if node.parent is None else node.parent
-        return replace(found, blocks=blocks, source=source, num_tail_tokens=rest, node=node)
+        return found._replace(blocks=blocks, source=source, num_tail_tokens=rest, node=node)
 
     def fill(
         self, node: Node, depth: int, tokens: bytes, own: BlockRun, existing: BlockRun

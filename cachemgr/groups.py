@@ -9,7 +9,6 @@ has `window_blocks`; they move the pool's blocks in the same step.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -233,7 +232,7 @@ class GroupedIndex(PrefixIndex):
                 break
             node = node.tree.anchor if node.parent is None else node.parent
         lacking = np.append(needed, found.source) if rest else needed
-        return replace(found, blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
+        return found._replace(blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
 
 
 def usable_blocks(of: NDArray[np.int32], blocks: BlockRun, window_tokens: int, block_tokens: int) -> int:

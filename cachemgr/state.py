@@ -313,7 +313,7 @@ class CacheState:
         loose = [self.let_go(run, quarantine=quarantine) for run in deferred]
         if lease.copy is not None:
             loose.append(self.unpin(lease, quarantine=quarantine))
-        self.pool.unhold_published(lease.listed)
+        self.pool.unhold_published(lease.listed, from_first=not self.window_tokens)
         if lease.num_published < lease.num_blocks:
             loose.append(self.pool.unhold(lease.private, quarantine=quarantine))
         self.rest(lease, lease.num_published)

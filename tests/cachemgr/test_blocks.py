@@ -65,7 +65,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold_published(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(st.sampled_from(sorted(self.published)), unique=True)) if self.published else []
-        num_idle = self.pool.count_idle(run_of(blocks))
+        if from_first := data.draw(st.booleans()):
+            blocks.sort(key=lambda block: -self.holds[block])
+        num_idle = self.pool.count_idle(run_of(blocks), from_first=from_first)
         assert num_idle == sum(not self.holds[block] for block in blocks)
         self.pool.hold_published(run_of(blocks), num_idle)
         self.holds.update(blocks)
@@ -74,7 +76,9 @@ class PoolMachine(RuleBasedStateMachine):
     def unhold_published(self, data: st.DataObject) -> None:
         fit = sorted(block for block in self.published if self.holds[block])
         blocks = data.draw(st.lists(st.sampled_from(fit), unique=True)) if fit else []
-        self.pool.unhold_published(run_of(blocks))
+        if from_first := data.draw(st.booleans()):
+            blocks.sort(key=lambda block: -self.holds[block])
+        self.pool.unhold_published(run_of(blocks), from_first=from_first)
         self.holds.subtract(blocks)
         self._expect_freed(set())
 
