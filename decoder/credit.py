@@ -77,11 +77,12 @@ class Credit:
         """Blocks that came for one sequence alone, which is over."""
         self._strays.extend(blocks)
 
-    def answered(self, asked: int, granted: int, grown: int = 0) -> None:
-        """The ask for `asked` blocks (0: none) brought `granted`, and `grown` for those that stood still alone."""
+    def answered(self, asked: int, granted: int, *, may_follow: bool = False) -> None:
+        """The ask for `asked` blocks (0: none) brought `granted`. `may_follow` says that the next one may bring some
+        where this brought none: single sequences were lent theirs, or duplicates go back with it."""
         if asked:
             self._is_short = granted < asked
-            self.is_refused = self._is_short and self._asked_in_need and not grown
+            self.is_refused = self._is_short and self._asked_in_need and not may_follow
             self._asked = 0
 
     def room_changed(self) -> None:

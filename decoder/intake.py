@@ -309,7 +309,7 @@ class Intake:
     def _reported(self, message: Reported) -> None:
         credit = self._scheduler.credit
         credit.grant(message.granted.tolist())
-        credit.answered(message.wanted, len(message.granted), len(message.grown))
+        credit.answered(message.wanted, len(message.granted), may_follow=bool(message.grown or message.replacements))
         if message.grown:
             grow_tables(self._scheduler, message.grown)
         self._committer.keeping.answered(message.kept)

@@ -16,7 +16,7 @@ from cachemgr.results import Acquired, SequenceReport
 from common.errors import Aborted, ResourceExhausted
 from common.tokens import pack_tokens
 from decoder.admission import PATIENCE
-from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed
+from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed, Replacement, Reported
 from decoder.inprocess import InProcessClient
 from tests.decoder.rig import BLOCK_TOKENS, Node, greedy_oracle, prompt_of, request, solo
 
@@ -66,6 +66,23 @@ def test_preempted_requests_that_store_nothing_resume_too() -> None:
     assert node.manager.snapshot().preemptions > 0
     assert node.manager.snapshot().cached_blocks == 0
     node.assert_quiet()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_nobody_gives_way_for_blocks_that_are_about_to_go_back(replaces: bool) -> None:
+    """What is held twice goes back once the answer that says so is acknowledged, with the next ask. So that answer
+    refuses nobody who stands still, though it brought no block; another one does."""
+    node = Node()
+    node.submit(request(1, prompt_of(20), max_tokens=40))
+    node.until(lambda: (1, 0) in node.sink.tokens)
+    loop = node.engine._loop
+    (sequence,), credit = loop._scheduler.running, loop._scheduler.credit
+    assert sequence.lease is not None
+    same = Replacement(sequence.lease, 0, sequence.table[:1].copy())
+    credit.clear()
+    assert credit.settle(1, in_need=True)[0] == 1
+    loop.intake.handle(Reported(1, np.zeros(0, np.int32), (same,) * replaces, (), node.manager.revision))
+    assert credit.is_refused == (not replaces)
 
 
 def test_hits_are_counted_once_for_each_request() -> None:

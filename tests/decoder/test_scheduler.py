@@ -538,7 +538,7 @@ def test_who_was_lent_a_block_of_its_own_makes_nobody_give_way() -> None:
     for a sequence that is over goes back at once, and is presented until then."""
     credit = Credit()
     assert credit.settle(3, in_need=True)[0] == 3
-    credit.answered(3, 0, grown=1)
+    credit.answered(3, 0, may_follow=True)
     assert not credit.is_refused
     assert credit.settle(3, in_need=False)[0] == 0, "but nothing is asked for ahead of need"
     assert credit.settle(3, in_need=True)[0] == 3

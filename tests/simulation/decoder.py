@@ -241,7 +241,7 @@ class SimDecoder:
                     return
                 if result.resumed is not None:
                     self.is_away = False
-                    self.engine.resumed(result.resumed, anew=result.epoch != self.epoch)
+                    self.engine.resumed(result.resumed, result.epoch)
                     self.session, self.epoch = result.session, result.epoch
                     self.say(f"goes on with session {self.session}")
                     return

@@ -143,16 +143,17 @@ class Engine:
             named.update(() if item.copy is None else (item.copy.source, item.copy.target))
         return tuple((block, self.process.windows_of[block]) for block in sorted(named))
 
-    def resumed(self, answer: Resumed, *, anew: bool) -> None:
-        """The session goes on; sequences whose lease was not kept start again."""
+    def resumed(self, answer: Resumed, epoch: int) -> None:
+        """The session goes on, with a daemon of `epoch`; sequences whose lease was not kept start again."""
+        anew = epoch != self.process.epoch
         for sequence, lease in zip(self.presented, answer.leases, strict=True):
             if sequence in self.running and lease:
                 sequence.lease = lease
                 if sequence.lie:  # not told yet
-                    self.world.lies.add(lease)
+                    self.world.lies.add((epoch, lease))
             elif sequence in self.running:
                 if not (
-                    anew or self.scenario.quotas or self.world.lied(sequence.lease)
+                    anew or self.scenario.quotas or self.world.lied(self.process, sequence.lease)
                 ):  # it may have grown above a ceiling
                     raise Violation(f"{sequence.name}: what an honest decoder holds was not taken")
                 self.running.remove(sequence)
@@ -256,7 +257,7 @@ class Engine:
 
     def forked(self, lease: LeaseId, branches: list[Sequence], answer: list[Branch] | TesseraError) -> None:
         """A fork was answered: a lease for each branch, or none at all."""
-        if isinstance(answer, NotFound) and (self.scenario.quotas or self.world.lied(lease)):
+        if isinstance(answer, NotFound) and (self.scenario.quotas or self.world.lied(self.process, lease)):
             return  # its request ended with the answer before
         if isinstance(answer, TesseraError):
             raise Violation(f"a fork was refused: {answer.message}")
@@ -283,7 +284,7 @@ class Engine:
             return
         if sequence.lease != lease or sequence.state != HELD_UP:
             return
-        if isinstance(answer, NotFound) and self.world.lied(lease):
+        if isinstance(answer, NotFound) and self.world.lied(self.process, lease):
             return
         sequence.state = RUNNING
         passed = isinstance(answer, FailedPrecondition) and answer.reason == "WINDOW_PASSED"
@@ -314,7 +315,7 @@ class Engine:
                     sequence.lease = None
                     self.end_request(sequence.request, "refused: QUOTA_EXCEEDED")
                     continue
-                if not self.world.lied(refusal.lease_id):
+                if not self.world.lied(self.process, refusal.lease_id):
                     raise Violation(f"{sequence.name}: an honest report was refused: {refusal.error.message}")
                 sequence.lease = None
                 self.end_request(sequence.request, "failed: the decoder lied")
@@ -324,7 +325,8 @@ class Engine:
         if wanted:
             self.asked = False
             self.short = len(answer.credit) < wanted
-            self.refused = self.short and self.asked_in_need and not answer.grown
+            # What stood there twice is free once this answer is acknowledged: with the next ask.
+            self.refused = self.short and self.asked_in_need and not (answer.grown or answer.replacements)
         for growth in answer.grown:
             self._grow(growth)
         self.applied = max(self.applied, answer.revision)

@@ -88,7 +88,7 @@ def _lie(world: World, decoder: SimDecoder) -> None:
     if ready:
         sequence = world.kernel.random.choice(ready)
         sequence.lie = True
-        world.lies.add(sequence.lease)  # type: ignore[arg-type]
+        world.lies.add((decoder.epoch, sequence.lease))  # type: ignore[arg-type]
 
 
 def heal(world: World) -> None:

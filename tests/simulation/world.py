@@ -38,7 +38,7 @@ class World:
         self.windows = Memory(self.scenario.num_window_blocks, self.scenario.block_tokens)  # its blocks: window blocks
         self.workload = Workload(self.kernel, self.scenario)
         self.open_requests: list[Request] = []
-        self.lies: set[LeaseId] = set()
+        self.lies: set[tuple[int, LeaseId]] = set()  # epochs and leases
         self.duplicates = 0.02 if DUPLICATE in self.scenario.faults else 0.0
         self._promised: dict[bytes, Conversation] = {}
         self._names = 0
@@ -135,7 +135,6 @@ class World:
         self.journal = self._open_journal()
         self.workload.kept.clear()
         self._promised.clear()
-        self.lies.clear()
         self.daemon = SimDaemon(self, old.epoch + 1)
         if isinstance(self.journal, TearingJournal) and self.kernel.now < self.scenario.faults_until:
             self.journal.tear_in(1 if self.kernel.chance(0.1) else 0)  # while it adopts
@@ -250,9 +249,9 @@ class World:
         request.ended = how
         self.open_requests.remove(request)
 
-    def lied(self, lease: LeaseId) -> bool:
-        """Whether a report about this lease was made to lie."""
-        return lease in self.lies
+    def lied(self, process: SimDecoder, lease: LeaseId | None) -> bool:
+        """Whether a decoder's report about this lease was made to lie."""
+        return (process.epoch, lease) in self.lies
 
     # ---- the arena
 
