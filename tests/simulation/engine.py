@@ -381,7 +381,7 @@ class Engine:
                     continue
                 count = min(sequence.remaining, budget)
                 if not self._reach(sequence, count):
-                    lacking.append(sequence)
+                    lacking += [sequence] * (-(-(sequence.computed + count) // self.size) - len(sequence.table))
                     if self.refused and not self.asked:
                         self._give_way(self.running[-1])
                         work = [item for item in work if item[0] in self.running]
