@@ -226,7 +226,8 @@ class IndexJournal:
         drop = np.ones(len(self.checksums), np.bool_)
         drop[blocks] = False
         self.checksums[drop] = 0
-        self._windows[self.windows() == 0] = 0
+        if len(self._windows):
+            self._windows[self.windows() == 0] = 0
         self._load()
 
     def known_trees(self) -> dict[int, TreeName]:

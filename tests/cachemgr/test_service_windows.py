@@ -79,6 +79,23 @@ def test_a_table_comes_with_a_window_block_for_each_of_its_blocks() -> None:
     run(body)
 
 
+def test_a_pool_of_bytes_holds_both_kinds_of_blocks_in_them() -> None:
+    """As many blocks as lie in so many bytes with their window blocks; without groups there would be more."""
+    size = 40 * LAYOUT.block_bytes
+
+    async def body(rig: Rig) -> None:
+        client = await grouped(rig)
+        assert client.attached is not None
+        count = client.attached.num_blocks
+        null_blocks = LAYOUT.block_bytes + LAYOUT.window_group.block_bytes
+        assert count == LAYOUT.blocks_in(size) < 40
+        assert size - LAYOUT.bytes_per_block - 4096 < LAYOUT.arena_bytes(count) - null_blocks <= size + 4096
+        now = await rig.snapshot()
+        assert (now.total_blocks, now.windows.total_blocks) == (count, LAYOUT.num_window_blocks(count))
+
+    run(body, pool_blocks=None, pool_bytes=size)
+
+
 def test_without_groups_no_answer_names_any() -> None:
     """Positive control, and no counters of them either."""
 

@@ -42,7 +42,7 @@ class TearingJournal(IndexJournal):
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         super().__init__(memory)
         self._stores_left = 0
-        for name in ("checksums", "_holders", "_items", "rows"):
+        for name in ("checksums", "_holders", "_windows", "_items", "rows"):
             column = getattr(self, name).view(_Watched)
             column.is_over = self._count
             setattr(self, name, column)
