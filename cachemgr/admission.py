@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cachemgr import groups, kept
 from cachemgr.asks import Ask
+from cachemgr.grouped_index import alone_from
 from cachemgr.ids import BlockRun, SessionId
 from cachemgr.kept_book import KeptBranch
 from cachemgr.layers import NO_MATCH, match, tail_key, trees_of, whole_blocks
@@ -206,7 +207,8 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
     granted = len(blocks) * state.block_tokens + need.num_tail_tokens
-    behind = groups.begin_path(state, blocks, granted, need.lasting, begin.found.lacking)
+    alone = alone_from(begin.found) if held is None else len(blocks) + 1
+    behind = groups.begin_path(state, blocks, granted, need.lasting, begin.found.lacking, alone)
     new = state.allocate(need.now, owner) if not need.wider_now else NO_BLOCKS
     if prefix is not None and need.wider_now:
         wider = state.allocate(need.wider_now, state.owner_of(prefix.owner), asking=owner)

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachemgr.ids import BlockRun
-from cachemgr.nodes import NO_BLOCKS, Node, Tree
-from cachemgr.radix import Match, PrefixIndex
-from cachemgr.window_blocks import WindowBlocks
+from cachemgr.nodes import NO_BLOCKS
+from cachemgr.window_blocks import ASKED
 from common.errors import ResourceExhausted
 
 if TYPE_CHECKING:
@@ -53,6 +52,16 @@ def can_begin(state: CacheState, blocks: BlockRun, num_tokens: int) -> int:
     return usable_blocks(windows.of, blocks[: num_tokens // size], state.group_window_tokens, size) * size
 
 
+def usable_blocks(of: NDArray[np.int32], blocks: BlockRun, window_tokens: int, block_tokens: int) -> int:
+    """How many leading blocks of a path a sequence can begin with, so that it lacks no window block."""
+    if not len(blocks):
+        return 0
+    ends = np.arange(1, len(blocks) + 1)
+    gaps = np.maximum.accumulate(np.where(of.take(blocks) == 0, ends, 0))  # the last place that lacks one, from 1
+    fits = np.flatnonzero(gaps <= np.maximum(0, ends * block_tokens + 1 - window_tokens) // block_tokens)
+    return int(fits[-1]) + 1 if len(fits) else 0
+
+
 def has_window(state: CacheState) -> bool:
     """Whether any layer has one."""
     return state.window_tokens > 0 or state.window_blocks is not None
@@ -61,16 +70,21 @@ def has_window(state: CacheState) -> bool:
 # ---- leases and kept branches
 
 
-def begin_path(state: CacheState, blocks: BlockRun, num_tokens: int, needed: BlockRun, lacking: BlockRun | None) -> int:
+def begin_path(
+    state: CacheState, blocks: BlockRun, num_tokens: int, needed: BlockRun, lacking: BlockRun | None, alone_from: int
+) -> int:
     """A lease, whose holds are in place, begins behind the first `num_tokens` tokens of a path; returns how many of its
-    blocks are behind its window. Those of `needed` are used. Where a longer path was cached and lacked those of
-    `lacking`, they are worth keeping too once they are computed again: paths part there."""
+    blocks are behind its window. Those of `needed` are used; from place `alone_from` on they were kept for this alone.
+    Where a longer path was cached and lacked those of `lacking`, they are worth keeping too once they are computed
+    again: paths part there."""
     windows = state.window_blocks
     if windows is None:
         return 0
     first = behind(num_tokens, state.group_window_tokens, state.block_tokens)
     windows.passed(blocks[:first])
-    windows.use(needed)
+    shared = max(0, alone_from - first)
+    windows.use(needed[:shared])
+    windows.leave_end(needed[shared:])
     if lacking is not None:
         windows.use(lacking)
     return first
@@ -95,7 +109,7 @@ def begin(state: CacheState, lease: Lease, num_tokens: int) -> None:
 
 
 def advance(state: CacheState, lease: Lease) -> None:
-    """A lease has sealed more. What it passes of the end of its prompt is worth as much as what a hit needed."""
+    """A lease has sealed more. What it passes of the end of its prompt is worth more than what is merely passed."""
     windows, window, size, before = state.window_blocks, state.group_window_tokens, state.block_tokens, lease.behind
     passed = behind(lease.sealed, window, size)
     if windows is None or passed <= before:
@@ -104,7 +118,7 @@ def advance(state: CacheState, lease: Lease) -> None:
     if before * size < lease.asked:
         first, stop = max(before, behind(lease.asked - 1, window, size)), min(passed, -(-lease.asked // size))
         if first < stop:
-            windows.use(lease.table[first:stop])
+            windows.use(lease.table[first:stop], ASKED)
 
 
 def end(state: CacheState, lease: Lease) -> None:
@@ -189,57 +203,3 @@ def begins_with(state: CacheState, owner: int, fresh: int, shared: BlockRun) -> 
     least = min(fresh, max(1, windows.reach - len(shared)))
     most = min(fresh, max(2 * windows.reach, windows.num_window_blocks // BEGIN_SHARE))
     return max(least, room(state, owner, most, shared))
-
-
-# ---- the index
-
-
-class GroupedIndex(PrefixIndex):
-    """As PrefixIndex, of blocks that have window blocks or not: paths have no gaps, and a hit ends where those that its
-    window touches are there."""
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_tokens: int,
-        references: NDArray[np.int32],
-        windows: WindowBlocks,
-        window_tokens: int,
-    ) -> None:
-        super().__init__(num_blocks, block_tokens, references)
-        self._windows = windows
-        self._window_tokens = window_tokens
-
-    def match(self, tree: Tree, tokens: bytes, num_tokens: int) -> Match:
-        """See PrefixIndex."""
-        return self.usable(super().match(tree, tokens, num_tokens))
-
-    def path(self, tree: Tree, tokens: bytes, num_tokens: int) -> Match:
-        """See PrefixIndex."""
-        return super().match(tree, tokens, num_tokens)
-
-    def usable(self, found: Match) -> Match:
-        """See PrefixIndex. What the longest path would have needed is `lacking`."""
-        size, window, of = self.block_tokens, self._window_tokens, self._windows.of
-        blocks, rest = found.blocks, found.num_tail_tokens if found.source else 0
-        needed = blocks[behind(len(blocks) * size + rest, window, size) :]
-        if of.take(needed).all() and (not rest or of.item(found.source)):
-            return found
-        count = usable_blocks(of, blocks, window, size)
-        node: Node | None = found.node
-        while node is not None and node.start >= count:
-            if node.parent is None and node.tree.anchor is None:
-                break
-            node = node.tree.anchor if node.parent is None else node.parent
-        lacking = np.append(needed, found.source) if rest else needed
-        return found._replace(blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
-
-
-def usable_blocks(of: NDArray[np.int32], blocks: BlockRun, window_tokens: int, block_tokens: int) -> int:
-    """How many leading blocks of a path a sequence can begin with, so that it lacks no window block."""
-    if not len(blocks):
-        return 0
-    ends = np.arange(1, len(blocks) + 1)
-    gaps = np.maximum.accumulate(np.where(of.take(blocks) == 0, ends, 0))  # the last place that lacks one, from 1
-    fits = np.flatnonzero(gaps <= np.maximum(0, ends * block_tokens + 1 - window_tokens) // block_tokens)
-    return int(fits[-1]) + 1 if len(fits) else 0

@@ -18,8 +18,9 @@ from cachemgr.counters import Counters
 from cachemgr.events import EventLog
 from cachemgr.expiry import expire
 from cachemgr.gaps import GappedIndex
+from cachemgr.grouped_index import GroupedIndex
 from cachemgr.grouped_ownership import GroupedOwnership
-from cachemgr.groups import GroupedIndex, end, take_room
+from cachemgr.groups import end, take_room
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import KeptBook
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, Lease, LeaseBook, Session

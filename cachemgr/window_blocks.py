@@ -24,7 +24,8 @@ from cachemgr.ownership import ANYONE, CLEAN, NO_OWNER
 from cachemgr.window_room import loose_of
 
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
-_USED: Final = 1 << 40  # added to the stamp of what the end of a used path needs: it goes after all that was passed
+ASKED: Final = 1 << 39  # added to the stamp of what the end of a prompt needs: it goes after all that was merely passed
+USED: Final = 1 << 40  # of what the end of a sequence needs, or a hit: that goes last
 BATCH_SHARE: Final = 32  # a look for what nobody needs takes one in so many, for it costs the same however few it takes
 
 
@@ -172,17 +173,23 @@ class WindowBlocks:
 
     # ---- who needs them
 
-    def use(self, blocks: BlockRun) -> None:
-        """A path was used whose end needs the window blocks of these blocks, if they have any or get any again."""
+    def use(self, blocks: BlockRun, rank: int = USED) -> None:
+        """A path was used whose end needs the window blocks of these blocks, if they have any or get any again. `rank`:
+        what that is worth, USED or ASKED."""
         self._tick += 1
-        self.stamps[blocks] = self._tick + _USED
+        self.stamps[blocks] = np.maximum(self.stamps.take(blocks), self._tick + rank)
+
+    def leave_end(self, blocks: BlockRun) -> None:
+        """A sequence goes on from the end of a path, for which alone these were kept: they are as good as passed."""
+        self._tick += 1
+        self.stamps[blocks] = self._tick
 
     def age(self, blocks: BlockRun, ages: NDArray[np.int64], ends: BlockRun) -> None:
         """Adopted blocks were used in the order of `ages` [n], the lowest first; `ends` are those that the ends of
         their paths need, which go after all others."""
         self._tick = max(self._tick, int(ages.max(initial=0)))
         self.stamps[blocks] = ages
-        self.stamps[ends] += _USED
+        self.stamps[ends] += USED
 
     def passed(self, blocks: BlockRun) -> None:
         """One more of the holders of each of these blocks has passed it."""

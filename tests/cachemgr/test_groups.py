@@ -13,7 +13,7 @@ from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from cachemgr.results import Acquired, Keep, SequenceReport
 from cachemgr.state import CacheState
-from cachemgr.window_blocks import WindowBlocks, reach_of
+from cachemgr.window_blocks import USED, WindowBlocks, reach_of
 from common.errors import FailedPrecondition, ResourceExhausted
 from tests.cachemgr.core_rig import Rig, Running, pack, root_of
 
@@ -167,7 +167,7 @@ def test_where_paths_part_window_blocks_outlast_what_was_merely_passed(monkeypat
     """A prefix that many prompts begin with is found at its end, although every sequence passes it: also when others
     need all the room that there is. Where hits count for no more than what was passed, it never is."""
     assert _share_a_prefix() == [0, 0, 12 * B, 12 * B, 12 * B]  # the second one finds where paths part
-    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks: None)
+    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks, rank=0: None)
     assert _share_a_prefix() == [0] * 5
 
 
@@ -192,7 +192,7 @@ def test_the_end_of_a_prompt_is_found_again_however_long_its_answer(
     passed. Where the end of a prompt counts for no more than that, all is computed again."""
     most = prompt_tokens - (not again)
     assert _asked_again(prompt_tokens, again) == most
-    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks: None)
+    monkeypatch.setattr(WindowBlocks, "use", lambda windows, blocks, rank=0: None)
     assert _asked_again(prompt_tokens, again) == 0
 
 
@@ -213,6 +213,28 @@ def _asked_again(prompt_tokens: int, again: list[int]) -> int:
     cached = rig.acquire([*prompt, *again]).computed
     rig.check()
     return cached
+
+
+def test_a_conversation_that_goes_on_leaves_its_former_end_behind() -> None:
+    """What was kept for the end of a path goes with what is merely passed once a sequence goes on from there; where
+    paths part it is worth keeping."""
+    rig = make_rig(num_blocks=256, num_window_blocks=64)
+    tokens = [*range(12 * B)]
+    serve(rig, tokens)
+    assert _ends_are_kept(rig, 12)
+    assert serve(rig, [*tokens, *range(500, 500 + 6 * B)]) == 12 * B
+    assert not _ends_are_kept(rig, 12)
+    assert _ends_are_kept(rig, 18)
+    assert serve(rig, [*tokens, *range(600, 600 + 6 * B)]) == 12 * B
+    assert _ends_are_kept(rig, 12)
+    rig.quiet()
+
+
+def _ends_are_kept(rig: Rig, place: int) -> bool:
+    """Whether the window blocks before a place of the first path are kept for what ends there."""
+    state, windows = state_of(rig), windows_of(rig)
+    blocks = [source_block(state, number) for number in range(place - SPAN, place)]
+    return bool((windows.stamps[blocks] >= USED).all())
 
 
 def test_a_copy_needs_the_window_block_of_its_source() -> None:

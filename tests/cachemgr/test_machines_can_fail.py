@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 
 from cachemgr import groups
 from cachemgr.blocks import BlockPool
-from cachemgr.groups import GroupedIndex
+from cachemgr.grouped_index import GroupedIndex
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex

@@ -8,7 +8,7 @@ import pytest
 from cachemgr.blocks import BlockPool
 from cachemgr.ids import BlockRun
 from cachemgr.ownership import ANYONE, CLEAN, NO_OWNER
-from cachemgr.window_blocks import WindowBlocks
+from cachemgr.window_blocks import ASKED, WindowBlocks
 
 NUM_BLOCKS = 12
 NUM_WINDOW_BLOCKS = 6
@@ -93,13 +93,16 @@ def test_what_somebody_needs_is_not_taken() -> None:
 
 
 def test_the_oldest_go_first_and_ends_of_used_paths_last() -> None:
-    """What was passed goes in the order in which it was passed; then what a used path needs at its end."""
+    """What was passed goes in the order in which it was passed; then what prompts end with; then what a used path needs
+    at its end, unless a sequence went on from there."""
     rig = Rig()
     blocks = rig.begin(6)
     rig.cache(blocks)
     first, second, third = blocks[:2], blocks[2:4], blocks[4:]
-    rig.windows.use(first)
+    rig.windows.use(second)
+    rig.windows.leave_end(second)
     rig.windows.use(third)
+    rig.windows.use(first, ASKED)
     rig.windows.passed(third)
     rig.windows.needed_again(third)
     rig.windows.passed(second)

@@ -32,7 +32,7 @@ from cachemgr import (
 from cachemgr.adoption import LIMBO
 from cachemgr.blocks import BlockPool
 from cachemgr.gaps import GappedIndex
-from cachemgr.groups import GroupedIndex
+from cachemgr.grouped_index import GroupedIndex
 from cachemgr.journal import IndexJournal
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.manager import CacheManager
