@@ -324,6 +324,7 @@ class Intake:
                 over_quota = isinstance(error, ResourceExhausted)  # its growth passed the tenant's ceiling
                 (self._log.info if over_quota else self._log.error)("lease_refused", reason=error.reason)
                 if holder is not None:
+                    credit.send_back(holder.taken)  # what came for it alone since it was reported on
                     holder.drop_lease()
                     if not over_quota:
                         error = Internal("the cache manager ended this request's lease")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from cachemgr.results import Acquired, SequenceReport
-from common.errors import Aborted, ResourceExhausted
+from common.errors import Aborted, Internal, ResourceExhausted
 from common.tokens import pack_tokens
 from decoder.admission import PATIENCE
-from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed, Replacement, Reported
+from decoder.cache_api import AbortAsked, AbortDone, CreditReclaimed, Growth, Replacement, Reported
 from decoder.inprocess import InProcessClient
 from tests.decoder.rig import BLOCK_TOKENS, Node, greedy_oracle, prompt_of, request, solo
 
@@ -83,6 +83,30 @@ def test_nobody_gives_way_for_blocks_that_are_about_to_go_back(replaces: bool) -
     assert credit.settle(1, in_need=True)[0] == 1
     loop.intake.handle(Reported(1, np.zeros(0, np.int32), (same,) * replaces, (), node.manager.revision))
     assert credit.is_refused == (not replaces)
+
+
+@pytest.mark.parametrize("ends", ["with the answer before", "with the same answer", "after it was told"])
+def test_what_was_lent_to_a_sequence_that_is_over_goes_back(ends: str) -> None:
+    """A block that came for one sequence alone is returned, or told with its last report; nothing keeps it."""
+    node = Node()
+    node.submit(request(1, prompt_of(20), max_tokens=40))
+    node.until(lambda: (1, 0) in node.sink.tokens)
+    loop, manager = node.engine._loop, node.manager
+    (sequence,), credit = loop._scheduler.running, loop._scheduler.credit
+    lease, none = sequence.lease, np.zeros(0, np.int32)
+    assert lease is not None
+    block = manager.credit(node.session, 1, 0)
+    grown = Reported(1, none, (), (), 0, grown=(Growth(lease, block),))
+    over = Reported(0, none, (), ((lease, Internal("refused")),), 0)
+    for answer in {"after it was told": [grown], "with the same answer": [grown, over]}.get(ends, [over, grown]):
+        loop.intake.handle(answer)
+    if ends == "after it was told":
+        assert int(block[0]) in sequence.table
+        node.finish(1)
+    else:
+        assert int(block[0]) in credit.blocks
+        node.until(lambda: manager.list_sessions().items[0].credit_blocks == 0)
+    assert not len(credit)
 
 
 def test_hits_are_counted_once_for_each_request() -> None:

@@ -311,6 +311,8 @@ class Engine:
         self._replace(answer.replacements)
         for refusal in answer.refusals:
             for sequence in [item for item in self.running if item.lease == refusal.lease_id]:
+                self.strays += sequence.taken  # what came for it alone since it was reported on
+                sequence.taken = []
                 if refusal.error.reason == "QUOTA_EXCEEDED" and self.scenario.quotas:
                     sequence.lease = None
                     self.end_request(sequence.request, "refused: QUOTA_EXCEEDED")
