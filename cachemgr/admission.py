@@ -207,7 +207,7 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         pool.hold_one(need.source)
     index.use(begin.found, ask.priority, state.expiry(ask.ttl_ns))
     granted = len(blocks) * state.block_tokens + need.num_tail_tokens
-    alone = alone_from(begin.found) if held is None else len(blocks) + 1
+    alone = alone_from(begin.found) if held is None and not ask.no_store else len(blocks) + 1
     behind = groups.begin_path(state, blocks, granted, need.lasting, begin.found.lacking, alone)
     new = state.allocate(need.now, owner) if not need.wider_now else NO_BLOCKS
     if prefix is not None and need.wider_now:

@@ -222,6 +222,8 @@ def test_a_conversation_that_goes_on_leaves_its_former_end_behind() -> None:
     tokens = [*range(12 * B)]
     serve(rig, tokens)
     assert _ends_are_kept(rig, 12)
+    assert serve(rig, [*tokens, *range(700, 700 + 6 * B)], no_store=True) == 12 * B  # no other end is listed
+    assert _ends_are_kept(rig, 12)
     assert serve(rig, [*tokens, *range(500, 500 + 6 * B)]) == 12 * B
     assert not _ends_are_kept(rig, 12)
     assert _ends_are_kept(rig, 18)
