@@ -24,7 +24,7 @@ from cli.errors import EXIT_USAGE, CommandError
 from common.errors import InvalidArgument, Unimplemented
 from common.layout import KV_DTYPES
 from decoder.batch import StepBatch
-from decoder.grouped_arena import private_arena
+from decoder.grouped_arena import whole_arena
 from decoder.weights import load_model
 from gateway.tokenizer import load_tokenizer
 
@@ -81,8 +81,9 @@ def score_windows(model: Any, windows: Sequence[IntArray]) -> Score:
     """All windows on one model, each in chunks of CHUNK_TOKENS on fresh blocks."""
     losses, best = [], []
     for tokens in windows:
-        arena = private_arena(model.layout, model.layout.blocks_for(tokens.size))
-        table = np.arange(1, arena.shape[0], dtype=np.int32)[None]
+        num_blocks = model.layout.blocks_for(tokens.size)
+        arena = whole_arena(model.layout, num_blocks)
+        table = np.arange(1, num_blocks + 1, dtype=np.int32)[None]
         for begin in range(0, tokens.size - 1, CHUNK_TOKENS):
             chunk = tokens[begin : begin + CHUNK_TOKENS]
             rows = np.arange(chunk.size, dtype=np.int32)
@@ -113,7 +114,7 @@ def measure(
     """The scores of the reference and of `kv_dtypes`."""
     scores = {}
     for name in dict.fromkeys([REFERENCE, *kv_dtypes]):
-        model = load_model(path, dtype, BLOCK_TOKENS, name, threads, layer_groups=False)  # type: ignore[arg-type,unused-ignore]
+        model = load_model(path, dtype, BLOCK_TOKENS, name, threads)  # type: ignore[arg-type,unused-ignore]
         scores[name] = score_windows(model, windows)
         model.close()
     return scores

@@ -82,3 +82,11 @@ def private_arena(layout: KvLayout, num_blocks: int, num_window_blocks: int | No
         return blocks
     count = layout.num_window_blocks(num_blocks) if num_window_blocks is None else num_window_blocks
     return GroupedArena.over(blocks, np.zeros((count + 1, *layout.window_group.array_shape), layout.array_type))
+
+
+def whole_arena(layout: KvLayout, num_blocks: int) -> Any:
+    """As `private_arena`, for whom no cache manager gives window blocks to: each block has the one of its number."""
+    arena = private_arena(layout, num_blocks, num_blocks)
+    if isinstance(arena, GroupedArena):
+        arena.of[:] = np.arange(num_blocks + 1)
+    return arena

@@ -16,6 +16,7 @@ import numpy as np
 
 from decoder.batch import DrawColumns, StepBatch
 from decoder.cache_api import Command, Report, SequenceReport
+from decoder.grouped_arena import GroupedArena
 from decoder.inprocess import InProcessClient
 from decoder.sampler import Draw, sample
 from decoder.sequence import SamplingParams
@@ -73,7 +74,7 @@ class LazyRecall(RecallModel):
         """Blocks that what is queued will write or read."""
         return {block for item in self.queue for block in (*item.writes, *item.reads)} - {0}
 
-    def launch(self, batch: StepBatch, arena: np.ndarray, draws: DrawColumns) -> LazyStep:
+    def launch(self, batch: StepBatch, arena: Any, draws: DrawColumns) -> LazyStep:
         """See AheadModel. Everything is copied: the engine overwrites it."""
         self._launched += 1
         self.on_launch(batch)
@@ -84,10 +85,11 @@ class LazyRecall(RecallModel):
             block_tables=batch.block_tables.copy(),
         )  # fmt: skip
         reads = frozenset(batch.block_tables.reshape(-1).tolist())
+        arena = as_it_is(arena)
         self.queue.append(Queued(lambda: self._run(step, batch, arena, draws), self._writes(batch), reads))
         return step
 
-    def _run(self, step: LazyStep, batch: StepBatch, arena: np.ndarray, draws: DrawColumns) -> None:
+    def _run(self, step: LazyStep, batch: StepBatch, arena: Any, draws: DrawColumns) -> None:
         try:
             for row, source in enumerate(draws.sources.tolist()):
                 if source >= 0:
@@ -123,18 +125,23 @@ class LazyRecall(RecallModel):
         while self.queue:
             self.run_one()
 
-    def forward(self, batch: StepBatch, arena: np.ndarray) -> np.ndarray:
+    def forward(self, batch: StepBatch, arena: Any) -> np.ndarray:
         """See StepModel: it is queued behind everything, and waited for."""
         self.quiesce()
         self.log.append(("forward", 0))
         return super().forward(batch, arena)
 
-    def copy_blocks(self, arena: np.ndarray, *columns: np.ndarray) -> None:
+    def copy_blocks(self, arena: Any, *columns: np.ndarray) -> None:
         """See StepModel."""
-        kept = [column.copy() for column in columns]
+        kept, arena = [column.copy() for column in columns], as_it_is(arena)
         run = super().copy_blocks
         sources, targets = (frozenset(column.tolist()) for column in kept[:2])
         self.queue.append(Queued(lambda: run(arena, *kept), targets, sources, is_copy=True))
+
+
+def as_it_is(arena: Any) -> Any:
+    """An arena with the window blocks that blocks have now: a device is told them with what is queued."""
+    return replace(arena, of=arena.of.copy()) if isinstance(arena, GroupedArena) else arena
 
 
 class CheckingClient(InProcessClient):
@@ -196,7 +203,8 @@ class AheadNode(Node):
         # What a copy would have brought is not told as long as the copy is not.
         first = lease.sealed if lease.copy is None or item.copied else max(lease.sealed, lease.granted)
         positions = np.arange(first, item.sealed_tokens)
-        stored = np.array([self.arena[table[at // size], 0, 0, 0, at % size, 1] for at in positions])
+        blocks = self.arena.blocks if isinstance(self.arena, GroupedArena) else self.arena
+        stored = np.array([blocks[table[at // size], 0, 0, 0, at % size, 1] for at in positions])
         self.expect(np.array_equal(stored, positions), "a token is sealed that was not written")
         self.expect(not (item.copied and any(it.is_copy for it in self.model.queue)), "a copy is told that waits")
         if item.release:

@@ -23,7 +23,7 @@ from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.cache_api import Command
 from decoder.engine import Engine, EngineOptions
-from decoder.grouped_arena import GroupedArena
+from decoder.grouped_arena import GroupedArena, parts_of, private_arena
 from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded, Started, StepResult
 from decoder.sequence import BeamParams, Request, RequestNumber, SamplingParams, SpeculationParams, StoppingParams
@@ -37,20 +37,58 @@ _PRIME = 2_147_483_647
 class RecallModel:
     """Stores (token, position) as keys, and answers with a hash of all it reads back."""
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS, vocab: int = VOCAB, window: int | None = None) -> None:
+    def __init__(
+        self,
+        block_tokens: int = BLOCK_TOKENS,
+        vocab: int = VOCAB,
+        window: int | None = None,
+        group_window: int = 0,
+    ) -> None:
         self.window = window  # with it the logits follow from the last `window` tokens alone: greedily it soon repeats
         self.config = SimpleNamespace(vocab_size=vocab, eos_token_ids=(EOS,), max_position=4096)
-        self.layout = KvLayout(1, 1, 8, block_tokens, KvDtype.FLOAT32)
+        # With `group_window` it stores all twice: a second layer, in window blocks, reads so many tokens back.
+        # Logits are the same, as long as that finds what was written.
+        groups = {"window_tokens": group_window, "window_layers": (1,)} if group_window else {}
+        self.layout = KvLayout(2 if groups else 1, 1, 8, block_tokens, KvDtype.FLOAT32, **groups)
         self.batches: list[tuple[int, int]] = []  # (single tokens, all tokens) of each step
         self.on_forward: Callable[[StepBatch], None] = lambda batch: None
 
-    def arena(self, num_blocks: int) -> np.ndarray:
+    def arena(self, num_blocks: int) -> Any:
         """An arena full of NaN, as after poison-on-free."""
-        return np.full((num_blocks + 1, *self.layout.block_shape), np.nan, np.float32)
+        arena = private_arena(self.layout, num_blocks)
+        for memory, _ in parts_of(arena, self.layout):
+            memory[...] = np.nan
+        return arena
 
-    def forward(self, batch: StepBatch, arena: np.ndarray) -> np.ndarray:
+    def forward(self, batch: StepBatch, arena: Any) -> np.ndarray:
         """See StepModel."""
         self.on_forward(batch)
+        if not isinstance(arena, GroupedArena):
+            return self._forward(batch, arena)
+        window_blocks = arena.of[batch.block_tables]
+        self._store(batch, arena.window_blocks, window_blocks)
+        logits = self._forward(batch, arena.blocks)
+        for index, table in enumerate(window_blocks):
+            first, end = int(batch.query_starts[index]), int(batch.context_lens[index])
+            begin = max(0, int(batch.positions[first]) + 1 - self.layout.window_tokens)
+            places = np.arange(begin, end)
+            size = self.layout.block_tokens
+            full = arena.blocks[batch.block_tables[index][places // size], 0, 0, 0, places % size, :2]
+            found = arena.window_blocks[table[places // size], 0, 0, 0, places % size, :2]
+            if not np.array_equal(found, full):
+                rows = np.isin(batch.logit_rows, np.arange(first, int(batch.query_starts[index + 1])))
+                logits[rows] = np.nan
+        return logits
+
+    def _store(self, batch: StepBatch, arena: np.ndarray, tables: np.ndarray) -> None:
+        owners = np.repeat(np.arange(len(tables)), np.diff(batch.query_starts))
+        size = self.layout.block_tokens
+        blocks = tables[owners, batch.positions // size]
+        if not blocks.all():
+            raise ValueError("a token would be written to the null block")
+        arena[blocks, 0, 0, 0, batch.positions % size, :2] = np.stack([batch.token_ids, batch.positions], axis=1)
+
+    def _forward(self, batch: StepBatch, arena: np.ndarray) -> np.ndarray:
         size = self.layout.block_tokens
         self.batches.append((batch.num_decodes, len(batch.token_ids)))
         lengths = np.diff(batch.query_starts)
@@ -87,8 +125,11 @@ class RecallModel:
         logits[wanted < 0] = np.nan
         return logits
 
-    def copy_blocks(self, arena: np.ndarray, sources: np.ndarray, targets: np.ndarray, counts: np.ndarray) -> None:
+    def copy_blocks(self, arena: Any, sources: np.ndarray, targets: np.ndarray, counts: np.ndarray) -> None:
         """See StepModel."""
+        if isinstance(arena, GroupedArena):
+            self.copy_blocks(arena.window_blocks, arena.windows_of(sources), arena.windows_of(targets), counts)
+            arena = arena.blocks
         for source, target, count in zip(sources, targets, counts, strict=True):
             arena[target, :, :, :, :count] = arena[source, :, :, :, :count]
 

@@ -107,12 +107,16 @@ def test_mixed_requests_equal_their_solo_runs() -> None:
     node.assert_quiet()
 
 
+@pytest.mark.parametrize("group_window", [0, 9])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_comes_and_goes_tokens_are_those_of_solo_runs(seed: int) -> None:
+def test_whatever_comes_and_goes_tokens_are_those_of_solo_runs(seed: int, group_window: int) -> None:
     """Arrivals, cancels, slow readers and a pool that is too small, by chance: what ended is whole, what was cancelled
-    is a beginning, and nothing is held or told too early."""
+    is a beginning, and nothing is held or told too early. So too where a layer with a window lies in window blocks,
+    which go, and are poison, while steps are under way."""
     numbers = np.random.default_rng(seed)
-    node = AheadNode(num_blocks=int(numbers.integers(20, 60)), window_tokens=12, max_batch=8)
+    num_blocks = int(numbers.integers(20, 60))
+    model = LazyRecall(group_window=group_window)
+    node = AheadNode(num_blocks, model=model, window_tokens=12, max_batch=8)
     items: dict[int, Request] = {}
     for number in range(20):
         prompt = prompt_of(int(numbers.integers(1, 30)), seed=int(numbers.integers(4)))

@@ -61,9 +61,9 @@ class Decoder:
     """An engine in its thread, its client on this loop."""
 
     def __init__(self, rig: Rig, **options: Any) -> None:
+        self.model = options.pop("model", None) or RecallModel()
         changes = {name: options.pop(name) for name in ("target",) if name in options}
-        self.client = GrpcCacheClient(target_of(rig, **changes), **options)
-        self.model = RecallModel()
+        self.client = GrpcCacheClient(target_of(rig, layout=self.model.layout, **changes), **options)
         self.engine = Engine(self.model, None, self.client, EngineOptions(chunk_tokens=16))
         self.sink = RecordingSink()
         self.engine.start()

@@ -8,7 +8,7 @@ import pytest
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.cache_api import Scrub
-from decoder.grouped_arena import GroupedArena, private_arena, usable_blocks
+from decoder.grouped_arena import GroupedArena, private_arena, usable_blocks, whole_arena
 from decoder.scrubbing import zero_blocks
 
 LAYOUT = KvLayout(3, 1, 8, 4, KvDtype.FLOAT32, window_tokens=6, window_layers=(0, 2))
@@ -29,6 +29,10 @@ def test_sizes_are_those_of_the_layout() -> None:
     assert arena.of.shape == (31,)
     assert len(private_arena(LAYOUT, 30, 5).window_blocks) == 6
     assert usable_blocks(arena) == 30
+    whole = whole_arena(LAYOUT, 30)
+    assert len(whole.window_blocks) == 31
+    assert whole.of.tolist() == list(range(31))
+    assert whole_arena(LAYOUT.full_group, 3).shape == (4, 1, 2, 1, 4, 8)
     assert usable_blocks(private_arena(LAYOUT.full_group, 7)) == 7
 
 

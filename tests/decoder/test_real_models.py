@@ -26,7 +26,8 @@ from decoder.batch import StepBatch
 from decoder.models.llama import CausalLM
 from decoder.weights import load_model
 from gateway.tokenizer import load_tokenizer
-from tests.decoder.model_rig import poisoned_arena
+from tests.decoder.model_rig import empty_arena, poisoned_arena
+from tests.decoder.rig import Node, request
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -151,6 +152,37 @@ def test_greedy_ids_equal_those_of_transformers(pair: Pair) -> None:
     assert not differing, differing
     assert max(errors) < 1e-3
     assert len({tuple(answer) for answer in answers}) == len(prompts), "positive control: the answers differ"
+
+
+def test_few_window_blocks_change_no_token(pair: Pair) -> None:
+    """Where some layers have a window: prompts longer than it, twice, and their answers, three at once on window blocks
+    for two windows and a half, say what the model says without layer groups; the second time from what is cached."""
+    if not pair.model.layout.grouped:
+        pytest.skip("no layer of this model has a window")
+    tokenizer = load_tokenizer(pair.path)
+    texts = (PROMPTS[-1], PROMPTS[-2], PROMPTS[3])
+    prompts = [tokenizer.encode(text, add_special_tokens=True) for text in texts]
+    plain = load_model(pair.path, "float32", 16, layer_groups=False)
+    answers, cached = [], []
+    for model in (pair.model, plain):
+        reach = pair.model.layout.window_reach
+        arena = empty_arena(model, 4 * reach, reach * 5 // 2 if model is pair.model else 0)
+        node = Node(4 * reach, model=model, arena=arena, chunk_tokens=256, window_tokens=4096)
+        items = [request(number, prompts[number % 3], max_tokens=40, num_logprobs=2) for number in range(6)]
+        for part in (items[:3], items[3:]):
+            for item in part:
+                node.submit(item)
+            node.finish(*(item.number for item in part))
+        assert not node.sink.failed
+        answers.append([(node.sink.tokens[number, 0], node.sink.logprobs[number, 0]) for number in range(6)])
+        cached.append([node.sink.cached[number] for number in range(3, 6)])
+        node.assert_quiet()
+    plain.close()
+    assert answers[0] == answers[1]
+    print(
+        f"of {[len(prompt) for prompt in prompts]} tokens cached with few window blocks: {cached[0]}, else {cached[1]}"
+    )
+    assert sum(cached[0]) > 0
 
 
 def test_perplexity_equals_that_of_transformers(pair: Pair) -> None:

@@ -24,7 +24,7 @@ from decoder.sequence import SpeculationMode
 from tessera.admin.v1 import admin_pb2
 from tests.cachemgr.daemon_rig import Rig, attach_request, running
 from tests.decoder.cut_proxy import CutProxy
-from tests.decoder.rig import Node, greedy_oracle, prompt_of, solo
+from tests.decoder.rig import Node, RecallModel, greedy_oracle, prompt_of, solo
 from tests.decoder.rig import request as plain_request
 from tests.decoder.test_cache_client import Decoder, target_of, until
 from tests.decoder.test_engine_beams import beamed, expected
@@ -54,10 +54,11 @@ async def quiet(rig: Rig) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "group_window"), [*((seed, 0) for seed in range(6)), (6, 9), (7, 9), (8, 17)])
+def test_streams_that_break_under_load_change_nothing(seed: int, group_window: int) -> None:
     """Cut again and again at random moments, with reports, answers or nothing lost: every request ends with the tokens
-    of its solo run, none fails, and afterwards nothing is held."""
+    of its solo run, none fails, and afterwards nothing is held. With layer groups the window blocks that are still read
+    are presented too, and stay."""
     dice = random.Random(seed)
     requests = []
     for number in range(24):
@@ -73,7 +74,8 @@ def test_streams_that_break_under_load_change_nothing(seed: int) -> None:
         requests.append(beamed(number, prompt_of(9, seed=number), 3, max_tokens=9))
 
     async def inside() -> None:
-        async with running(pool_blocks=dice.choice((40, 200))) as rig, behind_proxy(rig) as (decoder, proxy):
+        blocks, model = dice.choice((40, 200)), RecallModel(group_window=group_window)
+        async with running(pool_blocks=blocks) as rig, behind_proxy(rig, model=model) as (decoder, proxy):
             session = (await rig.snapshot()).sessions
             teller = Teller(answers, 0.4, seed)
             decoder.engine._loop._speculator._drafters[SpeculationMode.PROMPT_LOOKUP] = teller
