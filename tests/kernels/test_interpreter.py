@@ -39,3 +39,21 @@ assert not [name for name in sys.modules if name.startswith("decoder.") and name
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_paged_decode.py" in done.stdout
     assert "test_device_model.py" not in done.stdout
+
+
+def test_what_needs_a_gpu_can_be_imported_without_one() -> None:
+    """The files of tests/gpu and the benchmark name what there is; on a GPU nothing but their results is new."""
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    names = sorted(f"tests.gpu.{path.stem}" for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    names += sorted(f"bench.{path.stem}" for path in (ROOT / "bench").glob("gpu*.py"))
+    assert len(names) > 10
+    check = f"""
+import importlib, torch
+torch.cuda.is_available = lambda: True
+for name in {names!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
