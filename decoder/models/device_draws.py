@@ -21,6 +21,7 @@ from common.errors import Internal
 from decoder.batch import DrawColumns
 from decoder.kernels.gpu import power_of_two
 from decoder.kernels.sample.triton import Draws, SampleWorkspace, draw
+from decoder.kernels.uploads import upload
 from decoder.models.device_results import Arrival, SideStream
 
 _MIN_ROWS: Final = 64
@@ -58,11 +59,7 @@ class DrawnIds:
             raise Internal("a step is fed with a token that was not drawn")
         words = np.concatenate([_words(it) for it in (columns.temperatures, columns.seeds)])
         words = np.concatenate([words, columns.samples, columns.positions, sources if fed else sources[:0]])
-        tensor = torch.empty(len(words), dtype=torch.int32)  # NumPy's stride is 0 where there are none
-        tensor.numpy()[:] = words
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory().to(self._device, non_blocking=True)
-        parts = tensor.split([2 * rows, 2 * rows, rows, rows, len(sources) if fed else 0])
+        parts = upload(words, self._device).split([2 * rows, 2 * rows, rows, rows, len(sources) if fed else 0])
         draws = Draws(parts[0].view(torch.float64), parts[1].view(torch.int64), parts[2], parts[3])
         return DeviceColumns(draws, parts[4] if fed else None)
 

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from decoder.batch import IntArray, StepBatch
 from decoder.kernels.gpu import power_of_two
 from decoder.kernels.lora.plan import AdapterRows, RowGroups
 from decoder.kernels.paged_prefill.triton import plan
 from decoder.kernels.shared_prefix_decode.plan import SharedPlan, SlotLayout
+from decoder.kernels.uploads import upload as on_device
 from decoder.models.device_attention import MAX_DECODES
 from decoder.models.device_batch import PrefillInputs, StepInputs
 
@@ -71,26 +71,22 @@ def upload(
     prefill = None
     if decodes < batch.context_lens.size:
         starts = batch.query_starts[decodes:] - np.int32(decodes)
-        prefill = PrefillInputs(_to(starts, device), plan(starts, batch.context_lens[decodes:], group, rows, device))
+        prefill = PrefillInputs(
+            on_device(starts, device), plan(starts, batch.context_lens[decodes:], group, rows, device)
+        )
     return StepInputs(
-        token_ids=_to(batch.token_ids, device),
-        positions=_to(batch.positions, device),
-        owners=_to(owners, device),
-        tables=_to(batch.block_tables, device),
-        lengths=_to(batch.context_lens, device),
+        token_ids=on_device(batch.token_ids, device),
+        positions=on_device(batch.positions, device),
+        owners=on_device(owners, device),
+        tables=on_device(batch.block_tables, device),
+        lengths=on_device(batch.context_lens, device),
         num_decodes=decodes,
         prefill=prefill,
-        logit_rows=_to(batch.logit_rows.astype(np.int64), device),
+        logit_rows=on_device(batch.logit_rows.astype(np.int64), device),
         shared=None if shared is None else SharedPlan.of(shared, device),
         adapters=None if groups is None else AdapterRows.of(groups, device),
-        window_tables=None if window_tables is None else _to(window_tables, device),
+        window_tables=None if window_tables is None else on_device(window_tables, device),
     )
-
-
-def _to(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    # A copy: the batch's arrays are overwritten by the next step.
-    tensor = torch.from_numpy(np.array(array))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class DecodeInputs:

@@ -27,6 +27,7 @@ from decoder.kernels.block_scrub.triton import scrub
 from decoder.kernels.gpu import capability, use_device
 from decoder.kernels.lora.plan import RowGroups, group_rows
 from decoder.kernels.shared_prefix_decode.plan import SlotLayout
+from decoder.kernels.uploads import upload as on_device
 from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.decode_graphs import MOST, CudaRecorder, DecodeGraphs, DirectRecorder, Recorder
@@ -140,7 +141,7 @@ class DeviceModel:
         if 0 < batch.num_decodes == batch.context_lens.size <= MAX_DECODES:
             logits = self._decode(batch, paged, columns)
             if not np.array_equal(batch.logit_rows, np.arange(len(logits))):
-                logits = logits[torch.from_numpy(batch.logit_rows.astype(np.int64)).to(self.device)]
+                logits = logits[on_device(batch.logit_rows.astype(np.int64), self.device)]
             return logits
         shared = self._shared(batch, recorded=False)
         inputs = self.upload(batch, paged, shared, group_rows(batch.adapters, batch.query_starts))
@@ -198,7 +199,7 @@ class DeviceModel:
             self._copy(paged.windows, arena.windows_of(sources), arena.windows_of(targets), num_tokens)
 
     def _copy(self, arena: DeviceArena, *columns: IntArray) -> None:
-        sources, targets, counts = (torch.from_numpy(np.array(c, np.int32)).to(self.device) for c in columns)
+        sources, targets, counts = (on_device(column.astype(np.int32), self.device) for column in columns)
         copy(arena.elements, sources, targets, counts, scales=arena.scales)
 
     def scrub_blocks(self, arena: Any, block_ids: IntArray, *, poison: bool = False) -> None:
@@ -211,7 +212,7 @@ class DeviceModel:
         if isinstance(arena, GroupedArena) and paged.windows is not None:
             parts.append((paged.windows.blocks, arena.pairs_of(block_ids)[:, 1]))
         for blocks, chosen in parts:
-            scrub(blocks, torch.from_numpy(np.array(chosen, np.int32)).to(self.device), poison=poison)
+            scrub(blocks, on_device(chosen.astype(np.int32), self.device), poison=poison)
 
     def pack_adapter(self, layers: tuple[Layer, ...]) -> DeviceAdapter:
         """A LoRA adapter of this model in the form that a batch's `adapters` hold. It may be called from any thread.

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.kernels.uploads import upload
+
 PRODUCTS: Final = 4
 QKV, OUTPUT, GATE_UP, DOWN = range(PRODUCTS)
 RANK_STEP: Final = 16  # the smallest matrix product of the hardware
@@ -108,5 +110,5 @@ class AdapterRows:
     def of(cls, groups: RowGroups, device: torch.device) -> AdapterRows:
         """A copy of `groups` in new memory."""
         arrays = (groups.tables, groups.tiles, groups.rows)
-        tables, tiles, rows = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
+        tables, tiles, rows = (upload(array, device) for array in arrays)
         return cls(tables, tiles, rows, groups.tile_rows, groups.lowered, groups.products)

@@ -28,6 +28,7 @@ from decoder.kernels.gpu import (
     scale_planes,
 )
 from decoder.kernels.paged_tile import attend_tiles
+from decoder.kernels.uploads import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def plan(
     context = lengths[sequences] - chunks[sequences] + np.minimum(firsts + tokens, chunks[sequences])
     order = np.argsort(-context, kind="stable")
     blocks = np.stack([sequences[order], firsts[order]], axis=1).astype(np.int32)
-    return PrefillPlan(torch.from_numpy(blocks).to(device), rows, packed)
+    return PrefillPlan(upload(blocks, device), rows, packed)
 
 
 @dataclass(frozen=True, slots=True)

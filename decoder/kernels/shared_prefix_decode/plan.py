@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from common.errors import Internal
 from decoder.kernels.attention_plan import shared_spans
 from decoder.kernels.frame import SPAN
+from decoder.kernels.uploads import upload
 
 MIN_SEQUENCES: Final = 8
 """Sequences that share a run from this many on."""
@@ -165,4 +166,4 @@ class SharedPlan:
         arrays = (
             layout.slot_members, layout.slot_tables, layout.slot_lengths, layout.shared_blocks, layout.places,
         )  # fmt: skip
-        return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+        return cls(*(upload(array, device) for array in arrays))
