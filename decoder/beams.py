@@ -36,7 +36,8 @@ Expansions = list[tuple[Sequence, Expansion | None]]
 @dataclass(eq=False, slots=True)
 class BeamGroup:
     """One search under way. `members` are the sequences of the running hypotheses, in order; before the first round,
-    and after a restart, a single one that computes what all have in common."""
+    and after a restart, a single one that computes what all have in common. `restarted_at` are the tokens of a
+    hypothesis at the last restart."""
 
     active: ActiveRequest
     params: BeamParams
@@ -45,6 +46,7 @@ class BeamGroup:
     members: list[Sequence] = field(default_factory=list)
     expansions: dict[SequenceId, Expansion] = field(default_factory=dict)
     is_restarting: bool = False
+    restarted_at: int = 0
 
 
 class Beams:
@@ -177,14 +179,10 @@ class Beams:
             running = group.search.running
             total = len(group.active.request.prompt) + len(running[0].tokens)
             common = _num_common([item.tokens for item in running])
-            needed = blocks_of_group(
-                self._scheduler.block_tokens, total - len(running[0].tokens) + common, total, group.params.width
-            )
-            if needed > self._scheduler.num_blocks:
-                error = ResourceExhausted(
-                    f"the beams grew to {needed} blocks; the pool has {self._scheduler.num_blocks}",
-                    subject="blocks", needed=needed, usable=self._scheduler.num_blocks, reason="EXCEEDS_POOL",
-                )  # fmt: skip
+            shared = total - len(running[0].tokens) + common
+            error = self._outgrown(group, shared, total)
+            group.restarted_at = total
+            if error is not None:
                 self._committer.fail_request(group.active, error)
                 continue
             first = self._begin(group)
@@ -193,6 +191,26 @@ class Beams:
             for token in running[0].tokens[:common]:
                 first.append_token(token)
             self._scheduler.enqueue(first)
+
+    def _outgrown(self, group: BeamGroup, num_shared: int, num_tokens: int) -> ResourceExhausted | None:
+        """What is said of beams of `num_tokens` tokens that no pool of this size can hold, of either kind of blocks.
+
+        Window blocks are fewer, and beams part late: there it is said of those that came no further than before.
+        """
+        scheduler, width = self._scheduler, group.params.width
+        needed = blocks_of_group(scheduler.block_tokens, num_shared, num_tokens, width)
+        subject, name, usable = "blocks", "blocks", scheduler.num_blocks
+        if needed <= usable and scheduler.windows.grouped and group.restarted_at == num_tokens:
+            passed = scheduler.windows.passed_by(num_tokens - 1)
+            whole = max(num_shared // scheduler.block_tokens, passed)
+            needed = whole - passed + width * (scheduler.blocks_for(num_tokens) - whole)
+            subject, name, usable = "window_blocks", "window blocks", scheduler.num_window_blocks
+        if needed <= usable:
+            return None
+        return ResourceExhausted(
+            f"the beams grew to {needed} {name}; the pool has {usable}",
+            subject=subject, needed=needed, usable=usable, reason="EXCEEDS_POOL",
+        )  # fmt: skip
 
 
 def group_of(sequence: Sequence) -> BeamGroup | None:

@@ -62,6 +62,11 @@ def usable_blocks(arena: Any) -> int:
     return len(arena.blocks if isinstance(arena, GroupedArena) else arena) - 1
 
 
+def usable_window_blocks(arena: Any) -> int:
+    """Window blocks of an arena, without the null one; 0 where it has no groups."""
+    return len(arena.window_blocks) - 1 if isinstance(arena, GroupedArena) else 0
+
+
 def parts_of(arena: Any, layout: KvLayout) -> list[tuple[Any, KvLayout]]:
     """The memory of an arena and how it lies there: of blocks, then of window blocks where the layout has groups.
 

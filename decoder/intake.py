@@ -45,7 +45,7 @@ from decoder.cache_api import (
 )
 from decoder.commit import Committer
 from decoder.conversations import Conversations
-from decoder.grouped_arena import GroupedArena
+from decoder.grouped_arena import GroupedArena, usable_window_blocks
 from decoder.inbox import Cancel, Consumed, Disconnect, Drain, Message, Stop, Submit
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
@@ -146,6 +146,7 @@ class Intake:
             case Attached(session, num_blocks, arena):
                 self.session, self.arena = session, arena
                 self._scheduler.num_blocks = num_blocks
+                self._scheduler.num_window_blocks = usable_window_blocks(arena)
                 self._log.info("session_attached", session=session, blocks=num_blocks)
             case Away(session, number):
                 self.absence.leave(session, number, self.arena)

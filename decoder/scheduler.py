@@ -67,7 +67,8 @@ def _prefills(sequence: Sequence) -> bool:
 
 
 class Scheduler:
-    """Chooses; the engine does. `num_blocks` is the size of the pool and changes with the arena."""
+    """Chooses; the engine does. `num_blocks` is the size of the pool and changes with the arena, as the
+    `num_window_blocks` that it has where there are layer groups."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Scheduler:
         self.block_tokens = block_tokens
         self.windows = windows or Windows(0, block_tokens)
         self.num_blocks = num_blocks
+        self.num_window_blocks = 0
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
         self.mixed_chunk_tokens = mixed_chunk_tokens or chunk_tokens

@@ -18,7 +18,7 @@ from decoder.beams import blocks_of_group
 from decoder.cache_api import CreditReclaimed
 from decoder.outputs import EndReason
 from decoder.sequence import BeamParams, Request, StoppingParams
-from tests.decoder.rig import BLOCK_TOKENS, VOCAB, Node, prompt_of, recall_logits, request, solo
+from tests.decoder.rig import BLOCK_TOKENS, VOCAB, Node, RecallModel, prompt_of, recall_logits, request, solo
 from tests.decoder.test_engine_speculation import LOOKUP, telling
 
 Answer = tuple[tuple[int, ...], int | None]
@@ -216,6 +216,23 @@ def test_a_search_that_outgrows_the_pool_ends(no_store: bool) -> None:
     node.submit(item)
     node.finish(3)
     assert answers(node, 3) == expected(item)
+    node.assert_quiet()
+
+
+def test_a_search_that_outgrows_the_window_blocks_ends() -> None:
+    """Where some layers have a window: beams that start again and come no further end with the numbers; those that do
+    come further are answered in full."""
+    node = Node(num_blocks=60, model=RecallModel(group_window=40))
+    assert node.manager.num_window_blocks == 24
+    node.submit(beamed(1, prompt_of(9, seed=1), 12, max_tokens=60))
+    node.finish(1)
+    error = node.sink.failed[1]
+    assert isinstance(error, ResourceExhausted) and error.reason == "EXCEEDS_POOL"
+    assert error.needed is not None and error.needed > 24 and error.usable == 24
+    item = beamed(2, prompt_of(9, seed=1), 6, max_tokens=60)
+    node.submit(item)
+    node.finish(2)
+    assert answers(node, 2) == expected(item)
     node.assert_quiet()
 
 
