@@ -14,6 +14,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from cachemgr import reports
+from cachemgr.ids import TenantId
+from cachemgr.quotas import Quota
 from cachemgr.window_blocks import WindowBlocks
 from decoder.models.llama import CausalLM
 from decoder.sequence import BeamParams, Request, SpeculationMode, SpeculationParams
@@ -167,3 +170,28 @@ def test_a_conversation_is_gone_on_with(models: tuple[CausalLM, CausalLM]) -> No
     assert node.sink.cached[2] == 105
     assert node.manager.snapshot().cow_copies >= 1
     node.assert_quiet()
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_a_floor_that_takes_the_pool_stops_nobody_of_its_tenant(
+    models: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    """Where a tenant's idle blocks fill a floor of the whole pool there is no credit: its prompt that may read nothing
+    goes beyond its first table by what is lent to it alone, each block with a window block. Control: without that it
+    gives way."""
+    grouped, plain = models
+    if not lent:
+        monkeypatch.setattr(reports, "lend_own", lambda *_: [])
+    item = request(1, prompt_of(400, 1), max_tokens=40, num_logprobs=2, **NOTHING)
+    node = node_of(grouped, 40, grouped.layout.window_reach + 5)
+    node.manager.set_quota(TenantId("acme"), Quota(floor_blocks=40))
+    for number in range(100, 104):
+        said(node, request(number, prompt_of(10 * B, number), max_tokens=2))
+    assert node.manager.snapshot().cached_blocks == 40
+    if lent:
+        assert said(node, item) == alone(plain, item)
+        assert node.manager.snapshot().preemptions == 0
+        node.assert_quiet()
+    else:
+        node.submit(item)
+        node.until(lambda: node.manager.snapshot().preemptions > 0)
