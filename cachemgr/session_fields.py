@@ -10,7 +10,7 @@ from typing import Final
 
 from cachemgr.ids import BlockArray
 from common.errors import InvalidArgument
-from common.layout import KvDtype, KvLayout
+from common.layout import WINDOW_SHARE, KvDtype, KvLayout
 from common.tokens import unpack_tokens
 from tessera.cache.v1 import cache_pb2
 from tessera.common.v1 import common_pb2
@@ -33,6 +33,7 @@ def layout_of(message: common_pb2.KvLayout) -> KvLayout:
             version=message.version,
             window_tokens=message.window_tokens,
             window_layers=tuple(message.window_layers),
+            window_share=message.window_share or WINDOW_SHARE,
         )
     except ValueError as error:
         raise InvalidArgument("attach.layout", str(error)) from None

@@ -28,7 +28,7 @@ TOKEN_BYTES: Final = 4  # token ids cross every boundary as packed little-endian
 MAX_BLOCK_TOKENS: Final = 256
 MAX_WINDOW_TOKENS: Final = 1 << 30
 MAX_LAYERS: Final = 1024
-WINDOW_SHARE: Final = 3  # one window block for so many blocks, where that is enough for two sequences
+WINDOW_SHARE: Final = 3  # one window block for so many blocks at most
 
 
 class KvDtype(StrEnum):
@@ -69,6 +69,8 @@ class KvLayout:
     are not read: they may be anybody's.
     window_layers: the layers in window blocks, ascending, where others read all keys; empty: blocks hold all layers,
     and a window, if there is one, is that of every layer.
+    window_share: with window layers, one window block for so many blocks, where that is enough for two sequences; else
+    it says nothing.
 
     Sizes and shapes below are those of blocks; of window blocks they are those of `window_group`.
     """
@@ -82,6 +84,7 @@ class KvLayout:
     version: int = LAYOUT_VERSION
     window_tokens: int = 0
     window_layers: tuple[int, ...] = ()
+    window_share: int = WINDOW_SHARE
 
     def __post_init__(self) -> None:
         for name, high in (("num_layers", MAX_LAYERS), ("num_kv_heads", 1024), ("head_dim", 1024)):
@@ -113,6 +116,8 @@ class KvLayout:
             raise ValueError(f"window_layers are {layers}; allowed are ascending numbers in 0..{self.num_layers - 1}")
         if len(layers) == self.num_layers:
             raise ValueError("window_layers are all layers; allowed is none of them where every layer has a window")
+        if not 1 <= self.window_share <= WINDOW_SHARE:
+            raise ValueError(f"window_share is {self.window_share}; allowed is 1..{WINDOW_SHARE}")
 
     @classmethod
     def of(
@@ -124,12 +129,14 @@ class KvLayout:
         kv_dtype: str,
         window_tokens: int = 0,
         window_layers: tuple[int, ...] = (),
+        window_share: int = WINDOW_SHARE,
     ) -> KvLayout:
         """The layout of keys and values stored as `kv_dtype`, one of KV_DTYPES."""
         quantized = kv_dtype in QUANTIZATIONS
         return cls(
             num_layers, num_kv_heads, head_dim, block_tokens, SCALE_DTYPE if quantized else KvDtype(kv_dtype),
             kv_dtype if quantized else NOT_QUANTIZED, window_tokens=window_tokens, window_layers=window_layers,
+            window_share=window_share,
         )  # fmt: skip
 
     @property
@@ -140,14 +147,18 @@ class KvLayout:
     @property
     def full_group(self) -> KvLayout:
         """The layout of blocks as if the layers that read all keys were all; itself, where there are no groups."""
-        return replace(self, num_layers=self.block_layers, window_tokens=0, window_layers=()) if self.grouped else self
+        if not self.grouped:
+            return self
+        return replace(
+            self, num_layers=self.block_layers, window_tokens=0, window_layers=(), window_share=WINDOW_SHARE
+        )  # fmt: skip
 
     @property
     def window_group(self) -> KvLayout:
         """The layout of window blocks as if the layers with a window were all. Raises ValueError without groups."""
         if not self.grouped:
             raise ValueError("the layout has no window blocks")
-        return replace(self, num_layers=len(self.window_layers), window_layers=())
+        return replace(self, num_layers=len(self.window_layers), window_layers=(), window_share=WINDOW_SHARE)
 
     @property
     def block_layers(self) -> int:
@@ -168,7 +179,7 @@ class KvLayout:
         """Usable window blocks beside `num_blocks` usable blocks; the null one comes on top. 0 without groups."""
         if not self.grouped:
             return 0
-        return min(num_blocks, max(-(-num_blocks // WINDOW_SHARE), 2 * self.window_reach))
+        return min(num_blocks, max(-(-num_blocks // self.window_share), 2 * self.window_reach))
 
     def sizes(self, num_blocks: int) -> ArenaSizes:
         """Of an arena with `num_blocks` usable blocks."""
@@ -195,7 +206,7 @@ class KvLayout:
     @property
     def bytes_per_block(self) -> float:
         """Bytes of a block and of its share of window blocks, on the average of a large arena."""
-        return self.block_bytes + (self.window_group.block_bytes / WINDOW_SHARE if self.grouped else 0)
+        return self.block_bytes + (self.window_group.block_bytes / self.window_share if self.grouped else 0)
 
     @property
     def quantized(self) -> bool:
@@ -262,6 +273,6 @@ class KvLayout:
         fields = struct.pack("<5I", self.version, self.num_layers, self.num_kv_heads, self.head_dim, self.block_tokens)
         window = f"/window {self.window_tokens}" if self.window_tokens else ""
         if self.grouped:
-            window += f" of layers {','.join(map(str, self.window_layers))}, 1:{WINDOW_SHARE}"
+            window += f" of layers {','.join(map(str, self.window_layers))}, 1:{self.window_share}"
         text = f"{self.dtype.value}/{self.quantization}{window}".encode()
         return hashlib.blake2b(fields + text, digest_size=16, person=b"tessera-layout").digest()

@@ -82,6 +82,7 @@ def layout_message(layout: KvLayout) -> common_pb2.KvLayout:
         version=layout.version,
         window_tokens=layout.window_tokens,
         window_layers=layout.window_layers,
+        window_share=layout.window_share if layout.grouped else 0,
     )
 
 

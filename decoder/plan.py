@@ -43,7 +43,7 @@ class Shape:
 
     context_from: whose `context` it is: "option", "model" or "assumed"
     windows:      keys that a query sees in each layer; None is all
-    groups:       `KvLayout.window_tokens` and `window_layers` as a node lays the model out
+    groups:       `KvLayout.window_tokens`, `window_layers` and `window_share` as a node lays the model out
     """
 
     num_layers: int
@@ -54,7 +54,7 @@ class Shape:
     weight_elements: int
     context_from: str
     windows: tuple[int | None, ...]
-    groups: tuple[int, tuple[int, ...]] = (0, ())
+    groups: tuple[int, tuple[int, ...], int] = (0, (), WINDOW_SHARE)
 
     def layout(self, block_tokens: int, kv_dtype: str) -> KvLayout:
         """The layout of the model's arena."""
@@ -184,7 +184,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         "layer_groups": layout.grouped,
         "window_block_bytes": window_bytes,
         "sequence_window_blocks": cost.window_blocks,
-        "blocks_for_a_window_block": WINDOW_SHARE if layout.grouped else 0,
+        "blocks_for_a_window_block": layout.window_share if layout.grouped else 0,
         "sequence_bytes_in_one_group": layout.blocks_for(shape.context) * layout.token_bytes * layout.block_tokens,
         "window_blocks": _window_blocks(layout, shape),
         "kinds": [],

@@ -111,7 +111,7 @@ def _show_windows(plan: dict[str, Any], table: Table) -> list[str]:
         f"Layers with a window lie in window blocks, which a running sequence holds of its last window alone, at most "
         f"{count(plan['sequence_window_blocks'], 'block')}; the others lie in blocks. With all layers in one block it "
         f"would take {_readable(plan['sequence_bytes_in_one_group'])}. The pool has one window block for "
-        f"{plan['blocks_for_a_window_block']} blocks, where that is enough for two sequences; those that a window has "
+        f"{count(plan['blocks_for_a_window_block'], 'block')}, or enough for two sequences; those that a window has "
         f"passed are cached while there is room.",
     ]
 

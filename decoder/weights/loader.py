@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.errors import InvalidArgument
-from common.layout import KV_DTYPES, KvDtype, KvLayout, default_kv_dtype
+from common.layout import KV_DTYPES, WINDOW_SHARE, KvDtype, KvLayout, default_kv_dtype
 from decoder.kernels import amx
 from decoder.kernels.frame import SPAN
 from decoder.models.config import ModelConfig, digest_config, refuse
@@ -38,17 +38,22 @@ def read_tokens(config: ModelConfig, *, in_spans: bool) -> int:
     return widest if len(windows) == config.num_layers and widest < config.max_position else 0
 
 
-def layer_windows(config: ModelConfig, *, in_spans: bool) -> tuple[int, tuple[int, ...]]:
-    """`KvLayout.window_tokens` and `window_layers` of a model: where some layers have a window and others none, those
-    with one are a group of their own, and the widest of their windows counts; see `read_tokens`."""
+def layer_windows(config: ModelConfig, *, in_spans: bool) -> tuple[int, tuple[int, ...], int]:
+    """`KvLayout.window_tokens`, `window_layers` and `window_share` of a model: where some layers have a window and
+    others none, those with one are a group of their own, and the widest of their windows counts; see `read_tokens`.
+
+    A context of no more than a few windows needs as many window blocks as blocks, or the former would lack first.
+    """
     with_window = [layer for layer, settings in enumerate(config.layers) if settings.window is not None]
     if not with_window or len(with_window) == config.num_layers:
-        return read_tokens(config, in_spans=in_spans), ()
+        return read_tokens(config, in_spans=in_spans), (), WINDOW_SHARE
     windowed = dataclasses.replace(
         config, num_layers=len(with_window), layers=tuple(config.layers[layer] for layer in with_window)
     )
-    tokens = read_tokens(windowed, in_spans=in_spans)
-    return tokens, tuple(with_window) if tokens else ()
+    tokens, widest = (read_tokens(windowed, in_spans=spans) for spans in (in_spans, False))
+    if not tokens:
+        return 0, (), WINDOW_SHARE
+    return tokens, tuple(with_window), max(1, min(WINDOW_SHARE, config.max_position // (2 * widest)))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -210,7 +215,9 @@ def load_on(
     config = limit_context(source.config, max_context)
     check_shapes(source.shapes(), config)
     in_spans = not device.uses_triton and amx.available()
-    windows = layer_windows(config, in_spans=in_spans) if layer_groups else (read_tokens(config, in_spans=in_spans), ())
+    windows: tuple[Any, ...] = (read_tokens(config, in_spans=in_spans),)
+    if layer_groups:
+        windows = layer_windows(config, in_spans=in_spans)
     layout = KvLayout.of(
         config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype, *windows
     )  # fmt: skip

@@ -128,8 +128,21 @@ def test_groups_are_part_of_the_fingerprint() -> None:
         grouped().fingerprint(),
         grouped(window_layers=()).fingerprint(),
         grouped(window_layers=(0,)).fingerprint(),
+        grouped(window_share=2).fingerprint(),
     }
-    assert len(prints) == 3
+    assert len(prints) == 4
+    assert grouped(window_layers=(), window_share=2).fingerprint() == grouped(window_layers=()).fingerprint()
+
+
+def test_the_share_of_window_blocks_is_the_layouts() -> None:
+    """One for each block, for two or for three; in sizes, and in what fits into bytes."""
+    for share in (1, 2, 3):
+        layout = grouped(window_share=share)
+        assert layout.num_window_blocks(3000) == 3000 // share
+        assert layout.bytes_per_block == layout.block_bytes + layout.window_group.block_bytes / share
+        assert layout.blocks_in(int(3000 * layout.bytes_per_block) + 1) == 3000
+        assert layout.full_group == grouped(window_share=3).full_group
+        assert layout.window_group == grouped(window_share=3).window_group
 
 
 @pytest.mark.parametrize(
@@ -139,6 +152,8 @@ def test_groups_are_part_of_the_fingerprint() -> None:
         ({"window_layers": (1, 0)}, "ascending"),
         ({"window_layers": (0, 6)}, "0..5"),
         ({"window_layers": tuple(range(6))}, "all layers"),
+        ({"window_share": 0}, "window_share is 0"),
+        ({"window_share": 4}, "allowed is 1..3"),
     ],
 )
 def test_window_layers_that_make_no_group_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from cachemgr.session_fields import layout_of
 from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.cache_api import Scrub
+from decoder.cache_messages import layout_message
 from decoder.grouped_arena import GroupedArena, private_arena, usable_blocks, whole_arena
 from decoder.scrubbing import zero_blocks
 
@@ -44,6 +48,12 @@ def test_the_mirror_says_what_the_last_message_said() -> None:
     arena.name(np.array([[3, 9]], np.int32))
     assert arena.pairs_of(ints(7, 5, 3, 7)).tolist() == [[3, 9], [7, 2]]
     assert arena.pairs_of(ints()).shape == (0, 2)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, replace(LAYOUT, window_share=1), LAYOUT.full_group])
+def test_both_sides_mean_the_same_layout(layout: KvLayout) -> None:
+    """What a decoder attaches with is read as the very layout that it has."""
+    assert layout_of(layout_message(layout)) == layout
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (31, 1), (-1, 1), (1, 0), (1, 11), (1, -2)])

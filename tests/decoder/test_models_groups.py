@@ -45,7 +45,7 @@ FAMILIES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def load_both(
-    folder: Path, name: str, dtype: Any = "float32", kv_dtype: str | None = None
+    folder: Path, name: str, dtype: Any = "float32", kv_dtype: str | None = None, max_position: int = 0
 ) -> tuple[CausalLM, CausalLM]:
     """The model of a family with groups, and without."""
     family, changes = FAMILIES[name]
@@ -53,7 +53,7 @@ def load_both(
         make_family(folder, family, **changes)
     models = []
     for groups in (True, False):
-        models.append(load_model(folder, dtype, B, kv_dtype, layer_groups=groups))
+        models.append(load_model(folder, dtype, B, kv_dtype, max_context=max_position, layer_groups=groups))
         assert models[-1].layout.grouped is groups
     return models[0], models[1]
 
@@ -65,13 +65,21 @@ def test_the_widest_window_counts(tmp_path: Path) -> None:
     layers = list(config.layers)
     layers[3] = replace(layers[3], window=60)
     mixed = replace(config, layers=tuple(layers))
-    assert loader.layer_windows(mixed, in_spans=False) == (60, (0, 1, 3, 4))
-    assert loader.layer_windows(mixed, in_spans=True) == (60 + 255, (0, 1, 3, 4))
-    assert loader.layer_windows(replace(mixed, max_position=60), in_spans=False) == (0, ())
+    assert loader.layer_windows(mixed, in_spans=False) == (60, (0, 1, 3, 4), 3)
+    assert loader.layer_windows(mixed, in_spans=True) == (60 + 255, (0, 1, 3, 4), 3)
+    assert loader.layer_windows(replace(mixed, max_position=60), in_spans=False) == (0, (), 3)
     layers[2] = replace(layers[2], window=20)
-    assert loader.layer_windows(replace(config, layers=tuple(layers)), in_spans=False) == (60, ())
+    assert loader.layer_windows(replace(config, layers=tuple(layers)), in_spans=False) == (60, (), 3)
     plain = tuple(replace(layer, window=None) for layer in layers)
-    assert loader.layer_windows(replace(config, layers=plain), in_spans=False) == (0, ())
+    assert loader.layer_windows(replace(config, layers=plain), in_spans=False) == (0, (), 3)
+
+
+@pytest.mark.parametrize(("max_position", "share"), [(41, 1), (159, 1), (160, 2), (239, 2), (240, 3), (1024, 3)])
+def test_short_contexts_have_more_window_blocks(tmp_path: Path, max_position: int, share: int) -> None:
+    """A context of less than four windows of 40 tokens takes nearly as many window blocks as blocks: one for each."""
+    grouped, _ = load_both(tmp_path, "gemma3", max_position=max_position)
+    assert grouped.layout.window_share == share
+    assert grouped.layout.num_window_blocks(3000) == 3000 // share
 
 
 class WindowPool:

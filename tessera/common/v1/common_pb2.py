@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/common/v1/common.proto\x12\x11tessera.common.v1\"\xb5\x02\n\x08\x43\x61\x63heKey\x12\x16\n\x0eweights_digest\x18\x01 \x01(\x0c\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x17\n\x0fposition_digest\x18\x05 \x01(\x0c\x12\x18\n\x10\x61ttention_digest\x18\x06 \x01(\x0c\x12\x10\n\x08kv_dtype\x18\x07 \x01(\t\x12\x17\n\x0fkv_quantization\x18\x08 \x01(\t\x12\x16\n\x0elayout_version\x18\t \x01(\r\x12\x1a\n\x12multimodal_digests\x18\n \x03(\x0c\x12\'\n\x05scope\x18\x0b \x01(\x0e\x32\x18.tessera.common.v1.Scope\x12\x12\n\nscope_name\x18\x0c \x01(\t\"Y\n\x0bScopePrefix\x12\'\n\x05scope\x18\x01 \x01(\x0e\x32\x18.tessera.common.v1.Scope\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xc0\x01\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\r\x12\x15\n\rwindow_tokens\x18\x08 \x01(\r\x12\x15\n\rwindow_layers\x18\t \x03(\r*T\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x11\n\rSCOPE_PRIVATE\x10\x01\x12\x0f\n\x0bSCOPE_GROUP\x10\x02\x12\x10\n\x0cSCOPE_PUBLIC\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etessera/common/v1/common.proto\x12\x11tessera.common.v1\"\xb5\x02\n\x08\x43\x61\x63heKey\x12\x16\n\x0eweights_digest\x18\x01 \x01(\x0c\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x03 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x04 \x01(\x0c\x12\x17\n\x0fposition_digest\x18\x05 \x01(\x0c\x12\x18\n\x10\x61ttention_digest\x18\x06 \x01(\x0c\x12\x10\n\x08kv_dtype\x18\x07 \x01(\t\x12\x17\n\x0fkv_quantization\x18\x08 \x01(\t\x12\x16\n\x0elayout_version\x18\t \x01(\r\x12\x1a\n\x12multimodal_digests\x18\n \x03(\x0c\x12\'\n\x05scope\x18\x0b \x01(\x0e\x32\x18.tessera.common.v1.Scope\x12\x12\n\nscope_name\x18\x0c \x01(\t\"Y\n\x0bScopePrefix\x12\'\n\x05scope\x18\x01 \x01(\x0e\x32\x18.tessera.common.v1.Scope\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xd6\x01\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\r\x12\x15\n\rwindow_tokens\x18\x08 \x01(\r\x12\x15\n\rwindow_layers\x18\t \x03(\r\x12\x14\n\x0cwindow_share\x18\n \x01(\r*T\n\x05Scope\x12\x15\n\x11SCOPE_UNSPECIFIED\x10\x00\x12\x11\n\rSCOPE_PRIVATE\x10\x01\x12\x0f\n\x0bSCOPE_GROUP\x10\x02\x12\x10\n\x0cSCOPE_PUBLIC\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCOPE']._serialized_start=651
-  _globals['_SCOPE']._serialized_end=735
+  _globals['_SCOPE']._serialized_start=673
+  _globals['_SCOPE']._serialized_end=757
   _globals['_CACHEKEY']._serialized_start=54
   _globals['_CACHEKEY']._serialized_end=363
   _globals['_SCOPEPREFIX']._serialized_start=365
   _globals['_SCOPEPREFIX']._serialized_end=454
   _globals['_KVLAYOUT']._serialized_start=457
-  _globals['_KVLAYOUT']._serialized_end=649
+  _globals['_KVLAYOUT']._serialized_end=671
 # @@protoc_insertion_point(module_scope)

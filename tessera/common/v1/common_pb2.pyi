@@ -57,7 +57,7 @@ class ScopePrefix(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., group: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version", "window_tokens", "window_layers")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "dtype", "quantization", "version", "window_tokens", "window_layers", "window_share")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class KvLayout(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SHARE_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -76,4 +77,5 @@ class KvLayout(_message.Message):
     version: int
     window_tokens: int
     window_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ..., window_tokens: _Optional[int] = ..., window_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    window_share: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., version: _Optional[int] = ..., window_tokens: _Optional[int] = ..., window_layers: _Optional[_Iterable[int]] = ..., window_share: _Optional[int] = ...) -> None: ...
