@@ -107,3 +107,21 @@ def test_no_stream_ends_with_the_daemon(node: Node, grouped_model: Path, expecte
     assert again.cached_tokens == len(warm) - 1
     assert not node.admin.violations()
     node.quiet()
+
+
+def test_two_decoders_read_one_copy(grouped_model: Path, expected: Any) -> None:
+    """Two decoders on one pool, prompts that share a beginning and part at many places, some inside a block, more than
+    there are window blocks for: each is answered as alone, whichever decoder has it, and nothing stays held."""
+    prompts = Prompts(grouped_model, 43)
+    first = prompts.tokens(150)
+    asked = [first, *([*first[:cut], *prompts.tokens(5 + cut % 7)] for cut in (40, 64, 90, 101, 128, 149)), first[:70]]
+    options = ["--threads", "1", "--chunk-tokens", "64"]
+    with Node(grouped_model, pool_blocks=60, decoders=2, options=options, faults=["poison_on_free=1"]) as node:
+        node.generate(make_request(first, new=4))
+        for _ in range(2):
+            results = node.together([make_request(prompt, new=60) for prompt in asked])
+            for prompt, result in zip(asked, results, strict=True):
+                assert ids(result) == expected(prompt, 60), len(prompt)
+        assert sum(result.cached_tokens for result in results) > 0
+        assert not node.admin.violations()
+        node.quiet()
