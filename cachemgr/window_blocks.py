@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cachemgr.blocks import BlockPool
 from cachemgr.ids import BlockRun
 from cachemgr.ownership import ANYONE, CLEAN, NO_OWNER
-from cachemgr.window_room import loose_of
+from cachemgr.window_room import count_loose, loose_of
 
 _NO_BLOCKS: Final[BlockRun] = np.zeros(0, np.intp)
 ASKED: Final = 1 << 39  # added to the stamp of what the end of a prompt needs: it goes after all that was merely passed
@@ -206,7 +206,7 @@ class WindowBlocks:
     ) -> int:
         """Window blocks that could be had now by one whose `floors` of others these are: free ones, and those that
         nobody needs beside the blocks `besides`. kept: holds of kept branches, by block."""
-        return self._top + len(self._loose(pool, kept, floors, besides))
+        return self._top + count_loose(self, pool, kept, floors, besides)
 
     def reclaim(
         self,
@@ -221,18 +221,13 @@ class WindowBlocks:
         missing = count - self._top
         if missing <= 0:
             return 0
-        loose = self._loose(pool, kept, floors, _NO_BLOCKS)
+        loose = loose_of(self, pool, kept, floors)
         most = max(missing, self.num_window_blocks // BATCH_SHARE)
         oldest = loose[np.argsort(self.stamps.take(loose), kind="stable")][:most]
         self.num_reclaimed += len(oldest)
         self.taken_ns[oldest], self.taken_for[oldest] = stamp
         self.detach(oldest)
         return len(oldest)
-
-    def _loose(
-        self, pool: BlockPool, kept: NDArray[np.int32], floors: Mapping[int, int], besides: BlockRun
-    ) -> BlockRun:
-        return loose_of(self, pool, kept, floors, besides)
 
     # ---- whose content they hold
 

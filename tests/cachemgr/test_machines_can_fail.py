@@ -10,13 +10,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from pytest import MonkeyPatch
 
-from cachemgr import groups
+from cachemgr import groups, window_blocks
 from cachemgr.blocks import BlockPool
 from cachemgr.grouped_index import GroupedIndex
 from cachemgr.leases import LeaseBook, Session
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
-from cachemgr.window_blocks import WindowBlocks
 from tests.cachemgr.test_blocks import PoolMachine
 from tests.cachemgr.test_groups_machine import GroupedMachine
 from tests.cachemgr.test_leases_machine import LeaseMachine
@@ -85,7 +84,7 @@ def a_window_of_a_group_is_a_token_too_short(patch: MonkeyPatch) -> None:
 
 
 def window_blocks_that_are_needed_are_taken(patch: MonkeyPatch) -> None:
-    patch.setattr(WindowBlocks, "_loose", lambda windows, *arguments: np.flatnonzero(windows.of))
+    patch.setattr(window_blocks, "loose_of", lambda windows, *arguments: np.flatnonzero(windows.of))
 
 
 def a_hit_does_not_look_for_window_blocks(patch: MonkeyPatch) -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.defects import COMMON, RARE, SEEN_BY_MEMORY, Defect
+from tests.simulation.defects import (
+    COMMON,
+    RARE,
+    SEEN_BY_MEMORY,
+    Defect,
+    what_a_branch_copies_from_loses_its_window_block,
+)
 from tests.simulation.kernel import Violation
 from tests.simulation.world import run
 
 FEW, MANY = 12, 400
+FINDS_A_LOST_SOURCE = 681
 
 
 def _find(defect: Defect, seeds: int, monkeypatch: pytest.MonkeyPatch, *, recount: bool = True) -> str:
@@ -36,6 +43,14 @@ def test_a_defect_is_found_soon(defect: Defect, monkeypatch: pytest.MonkeyPatch)
 def test_a_rare_defect_is_found(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     """What needs a coincidence is found well within the seeds that CI runs."""
     assert _find(defect, MANY, monkeypatch)
+
+
+def test_a_defect_that_few_seeds_meet_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence must publish what a branch has yet to copy from, and find it listed without a window block."""
+    run(FINDS_A_LOST_SOURCE)
+    what_a_branch_copies_from_loses_its_window_block(monkeypatch)
+    with pytest.raises(Violation, match="the source of its copy: a window block is missing"):
+        run(FINDS_A_LOST_SOURCE)
 
 
 @pytest.mark.parametrize("defect", SEEN_BY_MEMORY, ids=lambda defect: defect.__name__)
