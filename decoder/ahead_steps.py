@@ -104,7 +104,6 @@ class AheadSteps(Steps):
 
     def run_copies(self, sequences: list[Sequence], scrubs: Any, arena: Arena) -> None:
         # The next report tells of copies, and may give scrubbed blocks back: both must be done by then.
-        self.settle()
         super().run_copies(sequences, scrubs, arena)
         self._quiesce()
 

@@ -220,6 +220,7 @@ class StepLoop:
             return
         scheduler = self._scheduler
         wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=bool(lacking))
+        gives_back = self._reporter.has_releases or len(returned) > 0
         report = self._reporter.build(
             scheduler.running,
             wanted=wanted,
@@ -229,8 +230,8 @@ class StepLoop:
         )
         if report is not None:
             self._client.send(session, report)
-        if len(returned):
-            scheduler.queue.retry()  # it may have been asked back for the head of the queue
+        if gives_back:
+            scheduler.queue.retry()  # it may have been asked back for the head of the queue, or be what that waits for
 
     def _admit(self) -> None:
         session = self.intake.reachable_session

@@ -61,6 +61,7 @@ class LazyRecall(RecallModel):
         self.log: list[tuple[str, int]] = []
         self.fed = 0  # inputs that came from the device
         self.on_launch: Callable[[StepBatch], None] = lambda batch: None
+        self.on_queued: Callable[[], None] = lambda: None
         self._drawn = np.empty(0, np.int32)
         self._launched = 0
 
@@ -87,6 +88,7 @@ class LazyRecall(RecallModel):
         reads = frozenset(batch.block_tables.reshape(-1).tolist())
         arena = as_it_is(arena)
         self.queue.append(Queued(lambda: self._run(step, batch, arena, draws), self._writes(batch), reads))
+        self.on_queued()
         return step
 
     def _run(self, step: LazyStep, batch: StepBatch, arena: Any, draws: DrawColumns) -> None:

@@ -17,7 +17,7 @@ from decoder.ahead_steps import AheadSteps
 from decoder.cache_api import Attached, Lost
 from decoder.outputs import EndReason
 from decoder.reporting import Reporter
-from decoder.sequence import BeamParams, Request, SpeculationMode, SpeculationParams
+from decoder.sequence import BeamParams, Request, RequestNumber, SpeculationMode, SpeculationParams
 from decoder.steps import Steps
 from tests.decoder.ahead_rig import AheadNode, LazyRecall
 from tests.decoder.rig import Node, greedy_oracle, prompt_of, request, solo
@@ -44,13 +44,13 @@ def running(node: AheadNode, tokens: int, **options: Any) -> None:
 def test_the_next_step_is_launched_before_the_ids_of_the_last_are_read() -> None:
     """Two steps are under way when the older is waited for; decodes are fed by the device, with the model's tokens."""
     node = AheadNode()
-    node.submit(request(1, prompt_of(11), max_tokens=30))
+    node.submit(request(1, prompt_of(11), max_tokens=29))
     node.finish(1)
-    assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(11), 30)
-    # The last token is known to be the last: no step is launched for what would come after it.
-    pairs = [[("launch", n + 1), ("wait", n)] for n in range(1, 30)]
-    assert node.model.log == [("launch", 1), *(it for pair in pairs for it in pair), ("wait", 30)]
-    assert node.model.fed == 29
+    assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(11), 29)
+    # The last token is known to be the last: no step is launched for what would come after it, though there is room.
+    pairs = [[("launch", n + 1), ("wait", n)] for n in range(1, 29)]
+    assert node.model.log == [("launch", 1), *(it for pair in pairs for it in pair), ("wait", 29)]
+    assert node.model.fed == 28
     assert isinstance(steps_of(node), AheadSteps)
     node.assert_quiet()
 
@@ -148,9 +148,8 @@ def test_whatever_comes_and_goes_tokens_are_those_of_solo_runs(seed: int, group_
     node.assert_quiet()
 
 
-def test_preempted_sequences_go_on_with_the_same_tokens() -> None:
-    """Where blocks lack somebody gives way, and only when nothing is under way."""
-    node = AheadNode(num_blocks=14)
+def noted_preemptions(node: AheadNode) -> list[int]:
+    """How much is queued at each preemption to come."""
     preempt, under_way = node.engine._loop._scheduler._preempt, []
 
     def noted(*arguments: Any) -> None:
@@ -158,6 +157,63 @@ def test_preempted_sequences_go_on_with_the_same_tokens() -> None:
         preempt(*arguments)
 
     node.engine._loop._scheduler._preempt = noted  # type: ignore[method-assign]
+    return under_way
+
+
+def test_a_paused_sequence_gives_way_with_nothing_under_way() -> None:
+    """A reader that stopped keeps nobody out, while another sequence decodes on."""
+    node = AheadNode(num_blocks=20, window_tokens=4)
+    under_way = noted_preemptions(node)
+    node.submit(request(1, prompt_of(30), max_tokens=10))
+    node.step(20)
+    node.submit(request(2, prompt_of(4, seed=1), max_tokens=30))
+    node.submit(request(3, prompt_of(30, seed=2), max_tokens=4))
+
+    def done() -> bool:
+        for number in (2, 3):
+            node.engine.consumed(node.sink, RequestNumber(number), len(node.sink.tokens.get((number, 0), [])))
+        return node.sink.done(2) and node.sink.done(3)
+
+    node.until(done)
+    assert under_way == [0]
+    node.engine.consumed(node.sink, RequestNumber(1), 1000)
+    node.finish(1)
+    assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(30), 10)
+    assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(4, seed=1), 30)
+    node.assert_quiet()
+
+
+def test_who_waits_for_blocks_is_served_when_they_are_fenced() -> None:
+    """A request that found the pool full asks again when the lease of one that stopped goes, without time passing."""
+    tokens = greedy_oracle(prompt_of(20), 9)
+    node = AheadNode(num_blocks=9, clock_ns=lambda: 0)
+    node.submit(request(1, prompt_of(20), max_tokens=12, stop_ids=[tokens[7]], no_store=True))
+    node.step(3)
+    node.submit(request(2, prompt_of(20, seed=1), max_tokens=6))
+    node.finish(1, 2)
+    assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(20, seed=1), 6)
+    node.assert_quiet()
+
+
+def test_a_launched_step_brings_nothing_to_another_lease() -> None:
+    """A sequence that lost its lease and got one meanwhile has nothing under way, and keeps what it has computed."""
+    node = AheadNode()
+    running(node, 3)
+    sequence = node.engine._loop._scheduler.running[0]
+    flight = steps_of(node)._flights[0]  # type: ignore[attr-defined]
+    table, lease = sequence.table.copy(), sequence.lease
+    sequence.drop_lease()
+    assert (sequence.in_flight, sequence.promised) == (0, 0)
+    sequence.hold(lease, table, 4, 4, None)
+    work = flight.end()
+    assert not work.parts and not work.sampled
+    assert (sequence.num_computed, sequence.in_flight, sequence.promised) == (4, 0, 0)
+
+
+def test_preempted_sequences_go_on_with_the_same_tokens() -> None:
+    """Where blocks lack somebody gives way, and only when nothing is under way."""
+    node = AheadNode(num_blocks=14)
+    under_way = noted_preemptions(node)
     for number in range(3):
         node.submit(request(number, prompt_of(8, seed=number), max_tokens=30))
     node.finish(0, 1, 2)
@@ -315,7 +371,9 @@ def test_a_step_that_fails_late_fails_its_requests_alone() -> None:
 
     node.model.on_forward = explode
     node.submit(request(2, prompt_of(30, seed=1), max_tokens=6))
-    node.finish(1, 2)
+    node.until(lambda: node.sink.done(1))
+    assert not steps_of(node).are_under_way
+    node.finish(2)
     assert set(node.sink.failed) == {1}
     assert isinstance(node.sink.failed[1], Internal) and "secret" not in str(node.sink.failed[1])
     assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(30, seed=1), 6)
@@ -323,19 +381,23 @@ def test_a_step_that_fails_late_fails_its_requests_alone() -> None:
     node.assert_quiet()
 
 
-def test_a_step_that_cannot_be_launched_fails_its_requests_alone() -> None:
-    """The step before it is committed; the engine goes on."""
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_step_that_cannot_be_launched_fails_its_requests_alone(queued: bool) -> None:
+    """The step before it is committed; the engine goes on. What was queued of it is over before its leases go."""
     node = AheadNode()
     running(node, 4)
 
-    def explode(batch: Any) -> None:
+    def explode(*batch: Any) -> None:
         raise MemoryError
 
-    node.model.on_launch = explode
+    if queued:
+        node.model.on_queued = explode
+    else:
+        node.model.on_launch = explode
     node.finish(1)
     assert isinstance(node.sink.failed[1], Internal)
     assert node.sink.tokens[1, 0] == greedy_oracle(prompt_of(9), 5)
-    node.model.on_launch = lambda batch: None
+    node.model.on_launch, node.model.on_queued = (lambda batch: None), (lambda: None)
     node.submit(request(2, prompt_of(9), max_tokens=6))
     node.finish(2)
     assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(9), 6)
