@@ -162,11 +162,12 @@ def noted_preemptions(node: AheadNode) -> list[int]:
 
 def test_a_paused_sequence_gives_way_with_nothing_under_way() -> None:
     """A reader that stopped keeps nobody out, while another sequence decodes on."""
-    node = AheadNode(num_blocks=20, window_tokens=4)
+    node = AheadNode(num_blocks=16, window_tokens=4)
     under_way = noted_preemptions(node)
     node.submit(request(1, prompt_of(30), max_tokens=10))
     node.step(20)
     node.submit(request(2, prompt_of(4, seed=1), max_tokens=30))
+    node.step(3)
     node.submit(request(3, prompt_of(30, seed=2), max_tokens=4))
 
     def done() -> bool:
@@ -192,6 +193,18 @@ def test_who_waits_for_blocks_is_served_when_they_are_fenced() -> None:
     node.submit(request(2, prompt_of(20, seed=1), max_tokens=6))
     node.finish(1, 2)
     assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(20, seed=1), 6)
+    node.assert_quiet()
+
+
+def test_blocks_that_are_about_to_be_fenced_keep_others_from_giving_way() -> None:
+    """One stops where the other has just been refused a block: with the fence that is asked for again, and is there."""
+    stop = greedy_oracle(prompt_of(8), 9)[8]
+    node = AheadNode(num_blocks=9, clock_ns=lambda: 0)
+    node.submit(request(1, prompt_of(8), max_tokens=30, stop_ids=[stop], no_store=True))
+    node.submit(request(2, prompt_of(8, seed=1), max_tokens=28, no_store=True))
+    node.finish(1, 2)
+    assert node.manager.snapshot().preemptions == 0
+    assert node.sink.tokens[2, 0] == greedy_oracle(prompt_of(8, seed=1), 28)
     node.assert_quiet()
 
 
