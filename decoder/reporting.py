@@ -31,6 +31,7 @@ class Reporter:
         """Forget everything: the session is new or gone."""
         self._released: list[SequenceReport] = []
         self._unfenced: list[tuple[int, SequenceReport]] = []  # releases, each with the last step that writes there
+        self.has_late_releases = False  # whether some of those that are to be told waited for a fence
         self._noted: list[Sequence] = []
         self._is_away = False
         self._ended: list[Held] = []  # released while away
@@ -76,7 +77,9 @@ class Reporter:
         before = len(self._unfenced)
         self._released += [report for last, report in self._unfenced if last <= self._fenced_step]
         self._unfenced = [item for item in self._unfenced if item[0] > self._fenced_step]
-        return len(self._unfenced) < before
+        has_moved = len(self._unfenced) < before
+        self.has_late_releases |= has_moved
+        return has_moved
 
     def release_unused(self, lease: LeaseId, keep_seconds: float = 0.0) -> None:
         """A lease that came for a sequence that has ended meanwhile."""
@@ -143,6 +146,7 @@ class Reporter:
             lacking=tuple(item.lease for item, count in lacking for _ in range(count) if item.lease is not None),
         )
         self._released, self._noted = [], []
+        self.has_late_releases = False
         self._queued = queued
         self._acknowledge = False
         self.generated_tokens = self.preemptions = 0

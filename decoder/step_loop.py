@@ -220,7 +220,7 @@ class StepLoop:
             return
         scheduler = self._scheduler
         wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=bool(lacking))
-        gives_back = self._reporter.has_releases or len(returned) > 0
+        gives_back = self._reporter.has_late_releases or len(returned) > 0
         report = self._reporter.build(
             scheduler.running,
             wanted=wanted,
