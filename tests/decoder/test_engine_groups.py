@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from cachemgr import reports
+from cachemgr import reports, window_blocks
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
-from cachemgr.window_blocks import WindowBlocks
 from decoder.models.llama import CausalLM
 from decoder.sequence import BeamParams, Request, SpeculationMode, SpeculationParams
 from tests.decoder.model_rig import empty_arena
@@ -87,7 +86,8 @@ def test_a_window_block_taken_too_early_is_seen(
     models: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positive control: where the cache manager takes window blocks that are still read, the poison in them shows."""
-    monkeypatch.setattr(WindowBlocks, "_loose", lambda self, *arguments: np.flatnonzero(self.of))
+    monkeypatch.setattr(window_blocks, "loose_of", lambda windows, *arguments: np.flatnonzero(windows.of))
+    monkeypatch.setattr(window_blocks, "count_loose", lambda windows, *arguments: np.count_nonzero(windows.of))
     node = node_of(models[0], 64, models[0].layout.window_reach + 2)
     for number in (1, 2):
         node.submit(request(number, prompt_of(30, number), max_tokens=ANSWER))
