@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd, sync
+from decoder.kernels.attention_alone import expect
 from decoder.kernels.attention_forms import attend_span, finished_lines, merge, take_queries
 from decoder.kernels.attention_state import clear
 from decoder.kernels.compiled import kernel
@@ -136,6 +137,28 @@ def _lowest_span(frame: Any, row: int, window: int) -> int:
 
 
 @kernel
+def _first_span(frame: Any, task: int, window: int) -> int:
+    """The first span that a task reads."""
+    row = np.int64(simd.load_int32(task + TASK_ROW * 4))
+    if simd.load_int32(task + TASK_SHARED * 4) != 0:
+        row = np.int64(simd.load_int32(frame[MEMBERS] + row * 4))
+    return max(np.int64(simd.load_int32(task + TASK_SPAN * 4)), _lowest_span(frame, row, window))
+
+
+@kernel
+def _expect_next_task(frame: Any, layer: int, counter: int, window: int, scratch: int) -> None:
+    """Tell the form what this thread is likely to read after its last span: what the task begins with that is next."""
+    item, kv_heads = simd.load_int64(counter), frame[KV_HEADS]
+    if item >= frame[NUM_TASKS] * kv_heads:
+        expect(frame, scratch, 0, 0, -1)
+        return
+    task = frame[TASKS] + (item // kv_heads) * TASK_WORDS * 4
+    plane = layer * frame[LAYER_BYTES] + (item % kv_heads) * frame[HEAD_BYTES]
+    sequence = np.int64(simd.load_int32(task + TASK_SEQUENCE * 4))
+    expect(frame, scratch, plane, sequence, _first_span(frame, task, window) * SPAN)
+
+
+@kernel
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
     """This thread's share of one layer: finished rows, and single spans of split decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
@@ -164,10 +187,14 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
             _prepare_members(kernels, frame, scratch, head, members, rows, tiles)
         else:
             _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
-        first, last = max(span, _lowest_span(frame, row, window)), span
+        first, last = _first_span(frame, task, window), span
         if span < 0:
             last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
         for step in range(first, last + 1):
+            if step < last:
+                expect(frame, scratch, plane, sequence, (step + 1) * SPAN)
+            else:
+                _expect_next_task(frame, layer, counter, window, scratch)
             attend_span(kernels, frame, scratch, plane, sequence, step, window, shared, rows, tiles, states)
         if span < 0:
             for tile in range(tiles):

@@ -13,6 +13,9 @@ ROW_BLOCK: Final = 32  # rows of one product
 SUM_BYTES: Final = ROW_BLOCK * 256  # of one product: two float32 sums for each row and each of 32 columns
 ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
 COUNTER_BYTES: Final = 64  # a task counter has a cache line of its own
+RUN: Final = 16  # keys whose rows lie together, in blocks of at least as many tokens
+RUNS_AHEAD: Final = 4  # runs asked for before they are used
+RUNS_BYTES: Final = (2 * SPAN // RUN + RUNS_AHEAD + 3) * 8  # addresses of runs of a span, and what follows it
 LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes
 
 (
@@ -22,7 +25,7 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     LAYERS, EMBEDDING, FINAL_NORM, HEAD, TILE_CONFIG,
     RESIDUAL, NORMED, QKV, QUERIES, QUERY_PLANE_BYTES, MIXED, GATED, BRANCH, LOGITS, PARTIALS,
     SCRATCH, SCRATCH_BYTES, AT_QUERIES, AT_LIMITS, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_ROWS, AT_STATE,
-    AT_STATISTICS, AT_OUTPUT, STATE_BYTES,
+    AT_STATISTICS, AT_OUTPUT, AT_RUNS, STATE_BYTES,
     ARENA, TOKENS, TOKEN_IDS, POSITIONS, SEQUENCES, CONTEXT_LENS, TABLES, TABLE_WIDTH, TASKS, NUM_TASKS,
     NUM_DECODES, NUM_PARTIALS, PART_STARTS, PARTS, MEMBERS, OWNERS, LOGIT_ROWS, NUM_LOGITS, EPSILON, SCALE,
     SCORE_CAP, LOGIT_CAP, LOG_SUMS,
@@ -30,7 +33,7 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
     ADAPTERS, LOWERED, LOWERED_BYTES, SHARED_INNER, REGIONS,
     FRAME_WORDS,
-) = range(98)  # fmt: skip
+) = range(99)  # fmt: skip
 
 # Where layers lie in two groups, REGIONS is the address of a row of REGION_WORDS for each layer: what ARENA, TABLES,
 # BLOCK_BYTES and SCALES are while that layer is computed, made so that `layer * LAYER_BYTES` is its place in a block of

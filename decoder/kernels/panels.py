@@ -1,7 +1,8 @@
 """Panels of keys: sixteen rows transposed to [head_dim, 16 keys], element by element as they are stored.
 
 So a product takes sixteen keys as one vector, and few query rows waste no lane. Elements are interleaved within the
-128-bit parts of registers; the narrower they are, the fewer steps it takes. Called by `attention_rows.py`.
+128-bit parts of registers; the narrower they are, the fewer steps it takes. With registers of sixteen lanes a whole
+cache line of each row is taken at once. Called by `attention_rows.py`.
 """
 
 # Types inside kernels are inferred by numba.
@@ -15,28 +16,55 @@ from llvmlite import ir
 
 from decoder.kernels import simd
 from decoder.kernels.compiled import function, made_kernel, variant
+from decoder.kernels.registers import VECTORS
 from decoder.kernels.sets import Float32Storage, quantized, storage
 
 _I64 = ir.IntType(64)
 _LANES = simd.LANES
+_LINE = 64  # bytes
 
 
-def _interleaving(width: int, high: bool) -> ir.Constant:
+def _shuffled(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
+
+
+def _interleaving(size: int, width: int, high: bool) -> list[int]:
     """Order of the lower or upper halves of two vectors, element by element, in each part of `width` elements."""
     order = []
-    for part in range(0, _LANES, width):
+    for part in range(0, size, width):
         for element in range(width // 2):
             place = part + element + (width // 2 if high else 0)
-            order += [place, place + _LANES]
-    return ir.Constant(simd._VI32, order)
+            order += [place, place + size]
+    return order
 
 
 def _joined(builder: Any, parts: list[Any]) -> Any:
     while len(parts) > 1:
-        size = parts[0].type.count * 2
-        order = ir.Constant(ir.VectorType(ir.IntType(32), size), list(range(size)))
-        parts = [builder.shuffle_vector(a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        order = list(range(parts[0].type.count * 2))
+        parts = [_shuffled(builder, a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def _transposed(builder: Any, vectors: list[Any]) -> list[Any]:
+    """Each 128-bit part of as many vectors as it has elements, transposed: vector c has the c-th element of each."""
+    width, size = len(vectors), vectors[0].type.count
+    low, high, half = _interleaving(size, width, False), _interleaving(size, width, True), width // 2
+    for _ in range(width.bit_length() - 1):
+        vectors = [
+            _shuffled(builder, vectors[index // 2], vectors[index // 2 + half], high if index % 2 else low)
+            for index in range(width)
+        ]
+    return vectors
+
+
+def _load(builder: Any, source: Any, stride: Any, row: int, kind: Any) -> Any:
+    address = builder.add(source, builder.mul(stride, _I64(row)))
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _store(builder: Any, target: Any, offset: int, vector: Any) -> None:
+    address = builder.add(target, _I64(offset))
+    builder.store(vector, builder.inttoptr(address, vector.type.as_pointer()), align=1)
 
 
 def _columns(bits: int) -> Any:
@@ -46,32 +74,80 @@ def _columns(bits: int) -> Any:
 
     def emit(builder: Any, args: Any) -> None:
         source, stride, target = args
-
-        def load(row: int) -> Any:
-            address = builder.add(source, builder.mul(stride, _I64(row)))
-            return builder.load(builder.inttoptr(address, chunk.as_pointer()), align=1)
-
-        vectors = [_joined(builder, [load(row) for row in range(first, _LANES, width)]) for first in range(width)]
-        low, high, half = _interleaving(width, False), _interleaving(width, True), width // 2
-        for _ in range(width.bit_length() - 1):
-            vectors = [
-                builder.shuffle_vector(vectors[index // 2], vectors[index // 2 + half], high if index % 2 else low)
-                for index in range(width)
-            ]
-        for column, vector in enumerate(vectors):
-            address = builder.add(target, _I64(column * 2 * bits))
-            builder.store(vector, builder.inttoptr(address, vector.type.as_pointer()), align=1)
+        rows = [_load(builder, source, stride, row, chunk) for row in range(_LANES)]
+        vectors = [_joined(builder, rows[first::width]) for first in range(width)]
+        for column, vector in enumerate(_transposed(builder, vectors)):
+            _store(builder, target, column * 2 * bits, vector)
 
     return function(f"columns_{bits}", 3, emit)
 
 
+def _line_columns(bits: int) -> Any:
+    """The same of a line of each row: its four 128-bit parts are transposed beside each other."""
+    width = 128 // bits
+    chunk = ir.VectorType(ir.IntType(bits), 4 * width)
+
+    def emit(builder: Any, args: Any) -> None:
+        source, stride, target = args
+        rows = [_load(builder, source, stride, row, chunk) for row in range(_LANES)]
+        groups = [_transposed(builder, rows[first : first + width]) for first in range(0, _LANES, width)]
+        for column, parts in enumerate(zip(*groups, strict=True)):
+            for part, vector in _by_part(builder, parts, width):
+                _store(builder, target, (part * width + column) * 2 * bits, vector)
+
+    return function(f"line_columns_{bits}", 3, emit)
+
+
+def _by_part(builder: Any, vectors: tuple[Any, ...], width: int) -> list[tuple[int, Any]]:
+    """(part, that 128-bit part of each vector, joined) for four parts."""
+    size = 4 * width
+    whole = list(range(size))
+
+    def places(part: int, vector: int) -> list[int]:
+        return [vector * size + part * width + element for element in range(width)]
+
+    if len(vectors) == 1:
+        return [(part, _shuffled(builder, *vectors, *vectors, places(part, 0))) for part in range(4)]
+    found = []
+    for first in (0, 2):
+        order = [place for part in (first, first + 1) for vector in range(2) for place in places(part, vector)]
+        pairs = [_shuffled(builder, a, b, order) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        for half in range(2):
+            part = whole[half * size // 2 : (half + 1) * size // 2]
+            if len(pairs) == 1:
+                found.append((first + half, _shuffled(builder, *pairs, *pairs, part)))
+            else:
+                found.append((first + half, _shuffled(builder, *pairs, part + [place + size for place in part])))
+    return found
+
+
+def _emit_fetch(builder: Any, args: Any) -> None:
+    source, stride = args
+    for row in range(_LANES):
+        simd._emit_prefetch(builder, builder.add(source, builder.mul(stride, _I64(row))))
+
+
+_fetch = function("fetch_lines", 2, _emit_fetch)
+
+
 def _panel(bits: int) -> Any:
     columns, width = _columns(bits), 128 // bits
+    many = 4 * width if VECTORS >= 32 else width
+    wider = _line_columns(bits) if many > width else columns
 
     @made_kernel(str(bits))
-    def panel(source: int, stride: int, head_dim: int, target: int) -> None:
-        for column in range(0, head_dim, width):
+    def panel(source: int, stride: int, head_dim: int, target: int, ahead: int) -> None:
+        column = 0
+        while column + many <= head_dim:
+            if column * bits // 8 % _LINE == 0:
+                _fetch(ahead + column * bits // 8, stride)
+            wider(source + column * bits // 8, stride, target + column * 2 * bits)
+            column += many
+        while column < head_dim:
+            if column * bits // 8 % _LINE == 0:
+                _fetch(ahead + column * bits // 8, stride)
             columns(source + column * bits // 8, stride, target + column * 2 * bits)
+            column += width
 
     return panel
 
@@ -79,12 +155,15 @@ def _panel(bits: int) -> Any:
 _PANELS: Final = {num_bytes: _panel(num_bytes * 8) for num_bytes in (1, 2, 4)}
 
 
-def pack_panel(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> None:
-    """Sixteen rows of stored elements, `stride` bytes apart at `source`, as [head_dim, 16] at `target`."""
+def pack_panel(kernels: Any, source: int, stride: int, head_dim: int, target: int, ahead: int) -> None:
+    """Sixteen rows of stored elements, `stride` bytes apart at `source`, as [head_dim, 16] at `target`.
+
+    The lines of as many rows at `ahead` are asked for meanwhile.
+    """
     raise NotImplementedError("compiled code only")
 
 
 @variant(pack_panel)
-def _pack_panel(kernels: Any, source: Any, stride: Any, head_dim: Any, target: Any) -> Any:
+def _pack_panel(kernels: Any, source: Any, stride: Any, head_dim: Any, target: Any, ahead: Any) -> Any:
     panel = _PANELS[1 if quantized(kernels) else 4 if storage(kernels) is Float32Storage else 2]
-    return lambda kernels, source, stride, head_dim, target: panel(source, stride, head_dim, target)
+    return lambda kernels, source, stride, head_dim, target, ahead: panel(source, stride, head_dim, target, ahead)

@@ -2,7 +2,8 @@
 
 A row's numbers are spread over lanes one by one; each vector is loaded once, widened where it is stored narrow, and
 used by all rows. Sums are added step by step, in order, whatever the shape of the tile and of the registers, so a sum
-does not depend on what is computed beside it. Called by `attention_rows.py`.
+does not depend on what is computed beside it. Called by `attention_rows.py` and `attention_alone.py`; products over
+rows that lie in runs, apart from each other, are `run_tiles.py`'s.
 """
 
 # Types inside kernels are inferred by numba.
@@ -17,7 +18,7 @@ from typing import Any, Final
 from llvmlite import ir
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import function, made_kernel, variant
+from decoder.kernels.compiled import function, kernel, made_kernel, variant
 from decoder.kernels.registers import VECTORS
 from decoder.kernels.sets import Bfloat16Storage, Float8Storage, Float16Storage, Float32Storage, Int8Storage, storage
 
@@ -43,8 +44,51 @@ def _splat(builder: Any, address: Any) -> Any:
     return _part(builder, simd._emit_splat_f32(builder, address), 0)
 
 
-def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any], adding: bool) -> Any:
-    """c[rows, vectors * 16] = a[rows, steps] by b[steps, vectors * 16], or += with `adding`; at least one step.
+def add_products(
+    builder: Any, rows: int, vectors: int, sums: list[Any], number: Callable[[int], Any], vector: Callable[[int], Any]
+) -> list[Any]:
+    """`sums` [row, vector, part] plus the products of each row's number, spread, with each vector."""
+    results: list[Any] = [None] * len(sums)
+
+    def parts_of(index: int) -> list[Any]:
+        loaded = vector(index)
+        return [_part(builder, loaded, part) for part in range(PARTS)]
+
+    def add(row: int, index: int, part: int, x: Any, y: Any) -> None:
+        place = (row * vectors + index) * PARTS + part
+        results[place] = simd._call(builder, _FMA, _PART, [x, y, sums[place]])
+
+    # The fewer operands are held, the others come one by one: both do not fit beside the sums.
+    if rows > vectors * PARTS:
+        held = [parts_of(index) for index in range(vectors)]
+        for row in range(rows):
+            x = _splat(builder, number(row))
+            for index, part in itertools.product(range(vectors), range(PARTS)):
+                add(row, index, part, x, held[index][part])
+    else:
+        numbers = [_splat(builder, number(row)) for row in range(rows)]
+        for index in range(vectors):
+            for part, y in enumerate(parts_of(index)):
+                for row, x in enumerate(numbers):
+                    add(row, index, part, x, y)
+    return results
+
+
+def zero_sums(rows: int, vectors: int) -> list[Any]:
+    """Sums of `rows` by `vectors` vectors, in parts, before the first step."""
+    return [ir.Constant(_PART, [0.0] * _PART.count)] * (rows * vectors * PARTS)
+
+
+def store_sums(builder: Any, rows: int, vectors: int, sums: list[Any], c: Any, c_row: Any) -> None:
+    """Write sums [row, vector, part] as rows of float32 at `c`, `c_row` bytes apart."""
+    for place, (row, vector, part) in enumerate(itertools.product(range(rows), range(vectors), range(PARTS))):
+        offset = builder.add(builder.mul(c_row, _I64(row)), _I64(vector * 64 + part * _PART.count * 4))
+        pointer = builder.inttoptr(builder.add(c, offset), _PART.as_pointer())
+        builder.store(sums[place], pointer, align=4)
+
+
+def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any]) -> Any:
+    """c[rows, vectors * 16] = a[rows, steps] by b[steps, vectors * 16]; at least one step.
 
     Operands: a, bytes between rows (a step is a float32); b, bytes between steps, between vectors; number of steps; c
     (float32), bytes between rows.
@@ -54,44 +98,17 @@ def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any], adding: bool
         a, a_row, b, b_step, b_vector, steps, c, c_row = args
         a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
         b_vectors = [builder.add(b, builder.mul(b_vector, _I64(vector))) for vector in range(vectors)]
-        places = [
-            builder.add(c, builder.add(builder.mul(c_row, _I64(row)), _I64(vector * 64)))
-            for row in range(rows) for vector in range(vectors)
-        ]  # fmt: skip
-        zero = simd._splat_constant(simd._VF32, 0.0)
-        whole = [simd._emit_load_f32(builder, place) if adding else zero for place in places]
-        first = [_part(builder, vector, part) for vector in whole for part in range(PARTS)]
+        first = zero_sums(rows, vectors)
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
         step, offset = builder.phi(_I64), builder.phi(_I64)
         sums = [builder.phi(_PART) for _ in first]
-        results: list[Any] = [None] * len(sums)
-
-        def number(row: int) -> Any:
-            return _splat(builder, builder.add(a_rows[row], builder.shl(step, _I64(2))))
-
-        def vector_parts(vector: int) -> Any:
-            loaded = load(builder, builder.add(b_vectors[vector], offset))
-            return (_part(builder, loaded, part) for part in range(PARTS))
-
-        def add(row: int, vector: int, part: int, x: Any, y: Any) -> None:
-            index = (row * vectors + vector) * PARTS + part
-            results[index] = simd._call(builder, _FMA, _PART, [x, y, sums[index]])
-
-        # The fewer operands are held, the others come one by one: both do not fit beside the sums.
-        if rows > vectors * PARTS:
-            held = [list(vector_parts(vector)) for vector in range(vectors)]
-            for row in range(rows):
-                x = number(row)
-                for vector, part in itertools.product(range(vectors), range(PARTS)):
-                    add(row, vector, part, x, held[vector][part])
-        else:
-            numbers = [number(row) for row in range(rows)]
-            for vector in range(vectors):
-                for part, y in enumerate(vector_parts(vector)):
-                    for row, x in enumerate(numbers):
-                        add(row, vector, part, x, y)
+        results = add_products(
+            builder, rows, vectors, sums,
+            lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
+            lambda vector: load(builder, builder.add(b_vectors[vector], offset)),
+        )  # fmt: skip
         following = builder.add(step, _I64(1))
         for phi, start, end in (
             (step, _I64(0), following), (offset, _I64(0), builder.add(offset, b_step)),
@@ -101,21 +118,17 @@ def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any], adding: bool
             phi.add_incoming(end, loop)
         builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
         builder.position_at_end(after)
-        for index, place in enumerate(places):
-            for part in range(PARTS):
-                address = builder.add(place, _I64(part * _PART.count * 4))
-                pointer = builder.inttoptr(address, _PART.as_pointer())
-                builder.store(results[index * PARTS + part], pointer, align=4)
+        store_sums(builder, rows, vectors, results, c, c_row)
 
-    return function(f"tile_{rows}x{vectors}_{load.__name__}_{adding:d}", 8, emit)
+    return function(f"tile_{rows}x{vectors}_{load.__name__}", 8, emit)
 
 
-def _looped(rows: int, load: Callable[[Any, Any], Any], adding: bool) -> Any:
+def _looped(rows: int, load: Callable[[Any, Any], Any]) -> Any:
     """The same for any number of vectors."""
     count = wide(rows)
-    many, one = _tile(rows, count, load, adding), _tile(rows, 1, load, adding)
+    many, one = _tile(rows, count, load), _tile(rows, 1, load)
 
-    @made_kernel(f"{rows}_{load.__name__}_{adding:d}")
+    @made_kernel(f"{rows}_{load.__name__}")
     def product(
         a: int, a_row: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int, c_row: int
     ) -> None:
@@ -130,56 +143,63 @@ def _looped(rows: int, load: Callable[[Any, Any], Any], adding: bool) -> Any:
     return product
 
 
-def _any_rows(load: Callable[[Any, Any], Any], adding: bool) -> Any:
-    """The same for any number of rows: `rows` by `vectors`."""
-    six, four, three, two, one = (_looped(rows, load, adding) for rows in (6, 4, 3, 2, 1))
+@kernel
+def rows_at_once(left: int) -> int:
+    """Rows of the next tile, 6, 4, 3, 2 or 1, where `left` rows are left."""
+    if left == 6 or left > 8:
+        return 6
+    if left == 4 or left > 6:
+        return 4
+    return min(left, 3)
 
-    @made_kernel(f"{load.__name__}_{adding:d}")
+
+def _any_rows(load: Callable[[Any, Any], Any]) -> Any:
+    """The same for any number of rows: `rows` by `vectors`."""
+    six, four, three, two, one = (_looped(rows, load) for rows in (6, 4, 3, 2, 1))
+
+    @made_kernel(f"{load.__name__}")
     def product(
         a: int, a_row: int, rows: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int, c_row: int
     ) -> None:
         row = 0
         while row < rows:
-            left, x, y = rows - row, a + row * a_row, c + row * c_row
-            if left == 6 or left > 8:
+            size, x, y = rows_at_once(rows - row), a + row * a_row, c + row * c_row
+            if size == 6:
                 six(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-                row += 6
-            elif left == 4 or left > 6:
+            elif size == 4:
                 four(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-                row += 4
-            elif left >= 3:
+            elif size == 3:
                 three(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-                row += 3
-            elif left == 2:
+            elif size == 2:
                 two(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-                row += 2
             else:
                 one(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-                row += 1
+            row += size
 
     return product
 
 
-float_product = _any_rows(simd._emit_load_f32, False)
-_STORED: Final[dict[type, Any]] = {
-    Float32Storage: _any_rows(simd._emit_load_f32, True),
-    Bfloat16Storage: _any_rows(simd._emit_load_bf16, True),
-    Float16Storage: _any_rows(simd._emit_load_f16, True),
-    Int8Storage: _any_rows(simd._emit_load_int8, True),
-    Float8Storage: _any_rows(simd._emit_load_e4m3, True),
+LOADS: Final[dict[type, Callable[[Any, Any], Any]]] = {
+    Float32Storage: simd._emit_load_f32,
+    Bfloat16Storage: simd._emit_load_bf16,
+    Float16Storage: simd._emit_load_f16,
+    Int8Storage: simd._emit_load_int8,
+    Float8Storage: simd._emit_load_e4m3,
 }
+_STORED: Final = {kind: _any_rows(load) for kind, load in LOADS.items()}
+float_product = _STORED[Float32Storage]
 
 
-def add_stored_product(
+def stored_product(
     kernels: Any, a: int, a_row: int, rows: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int,
     c_row: int,
 ) -> None:  # fmt: skip
-    """c[rows, vectors * 16] += a[rows, steps] by elements as keys and values are stored, without their scales."""
+    """c[rows, vectors * 16] = a[rows, steps] by elements as keys and values are stored, without their scales."""
     raise NotImplementedError("compiled code only")
 
 
-@variant(add_stored_product)
-def _add_stored_product(
+@variant(stored_product)
+def _stored_product(
     kernels: Any, a: Any, a_row: Any, rows: Any, b: Any, b_step: Any, b_vector: Any, vectors: Any, steps: Any, c: Any,
     c_row: Any,
 ) -> Any:  # fmt: skip

@@ -24,7 +24,7 @@ def lay_out_attention(frame: NDArray[np.int64], group: int, head_dim: int, offse
         (f.AT_WEIGHTS, f.SPAN * f.LANES_BYTES), (f.AT_KEYS, f.SPAN * head_dim * 4),
         (f.AT_VALUES, f.SPAN * head_dim * 4), (f.AT_ROWS, 32 * head_dim * 4),
         (f.AT_STATE, lanes // 16 * int(frame[f.STATE_BYTES])), (f.AT_STATISTICS, 256),
-        (f.AT_OUTPUT, head_dim * f.LANES_BYTES),
+        (f.AT_OUTPUT, head_dim * f.LANES_BYTES), (f.AT_RUNS, f.RUNS_BYTES),
     ):  # fmt: skip
         frame[index] = offset
         offset += -(-num_bytes // _LINE) * _LINE
