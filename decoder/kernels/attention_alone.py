@@ -34,8 +34,7 @@ from decoder.kernels.frame import (
     SPAN,
     VALUE_OFFSET,
 )
-from decoder.kernels.register_tiles import stored_product
-from decoder.kernels.run_tiles import product_of_runs
+from decoder.kernels.run_tiles import product_of_panels, product_of_runs
 from decoder.kernels.stored_rows import row_address, stored_bytes
 
 SCORE_ROW: Final = SPAN * 4 + 64  # bytes of a row of scores; the line apart keeps rows in different sets of the cache
@@ -96,14 +95,15 @@ def scores_in_place(
     place = scratch + frame[AT_RUNS]
     for group in range(first, keys, _PANEL_KEYS):
         last = min(group + _PANEL_KEYS, keys)
+        ahead = place + RUNS_AHEAD * 8
         for key in range(group, last, 16):
             target = scratch + frame[AT_KEYS] + ((key - group) >> 4) * panel
-            here, ahead = simd.load_int64(place), simd.load_int64(place + RUNS_AHEAD * 8)
-            take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, here, target, ahead)
+            rows_here = simd.load_int64(place)
+            take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, rows_here, target)
             place += 8
-        stored_product(
-            kernels, scratch + frame[AT_QUERIES], head_dim * 4, rows, scratch + frame[AT_KEYS], 16 * stored, panel,
-            (last - group + 15) >> 4, head_dim, scratch + frame[AT_SCORES] + group * 4, SCORE_ROW,
+        product_of_panels(
+            kernels, scratch + frame[AT_QUERIES], head_dim * 4, rows, scratch + frame[AT_KEYS], panel,
+            (last - group + 15) >> 4, head_dim, ahead, scratch + frame[AT_SCORES] + group * 4, SCORE_ROW,
         )  # fmt: skip
 
 

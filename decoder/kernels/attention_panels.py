@@ -85,19 +85,18 @@ def copy_small_rows(frame: Any, plane: int, sequence: int, token: int, first: in
 @kernel
 def take_panel(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, key: int, floor: int, keys: int,
-    target: int, ahead: int,
+    target: int,
 ) -> None:  # fmt: skip
     """Sixteen keys, the `key`-th of the span on, as a panel at `target`; those outside [floor, end) are anything.
 
-    In blocks of at least sixteen tokens the rows lie at `keys`, and rows at `ahead` are asked for. Those of smaller
-    blocks are copied together first.
+    In blocks of at least sixteen tokens the rows lie at `keys`. Those of smaller blocks are copied together first.
     """
     take_scales(kernels, frame, scratch, plane, sequence, start, key)
     head_dim, stride = frame[HEAD_DIM], frame[ROW_BYTES]
     if frame[BLOCK_TOKENS] >= 16:
-        pack_panel(kernels, keys, stride, head_dim, target, ahead)
+        pack_panel(kernels, keys, stride, head_dim, target)
         return
     end = np.int64(simd.load_int32(frame[CONTEXT_LENS] + sequence * 4))
     rows = scratch + frame[AT_ROWS]
     copy_small_rows(frame, plane, sequence, start + key, max(0, floor - start - key), min(16, end - start - key), rows)
-    pack_panel(kernels, rows, stride, head_dim, target, rows)
+    pack_panel(kernels, rows, stride, head_dim, target)

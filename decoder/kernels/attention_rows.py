@@ -60,7 +60,7 @@ def gather_span(
         prefetch_rows(frame, plane, sequence, start + key + AHEAD, end)
         narrow = scratch + frame[AT_ROWS] + panel
         source = row_address(frame, plane, sequence, start + key)
-        take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, source, narrow, source)
+        take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, source, narrow)
         load_rows(kernels, narrow, 16, head_dim, scratch + frame[AT_KEYS] + (key >> 4) * panel)
         for index in range(key, min(key + 16, count), run):
             if index + run <= begin:

@@ -128,22 +128,27 @@ def intrinsic(function: Any) -> Any:
     return extending.intrinsic(function)
 
 
-def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
-    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own, never inlined.
+def defined(module: ir.Module, name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
+    """The function of int64 operands in `module` whose code is `emit(builder, operands)`, made once; never inlined.
 
     So it is optimised once, not with each of its callers again, and all registers are its own.
     """
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * operands)
+    callee = cgutils.get_or_insert_function(module, kind, f"tessera_{name}")  # type: ignore[no-untyped-call]
+    if callee.is_declaration:
+        callee.linkage = "linkonce_odr"
+        callee.attributes.add("noinline")
+        inside = ir.IRBuilder(callee.append_basic_block())
+        emit(inside, callee.args)
+        inside.ret_void()
+    return callee
+
+
+def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
+    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * operands)
-        callee = cgutils.get_or_insert_function(builder.module, kind, f"tessera_{name}")  # type: ignore[no-untyped-call]
-        if callee.is_declaration:
-            callee.linkage = "linkonce_odr"
-            callee.attributes.add("noinline")
-            inside = ir.IRBuilder(callee.append_basic_block())
-            emit(inside, callee.args)
-            inside.ret_void()
-        builder.call(callee, args)
+        builder.call(defined(builder.module, name, operands, emit), args)
         return context.get_dummy_value()
 
     def declare(typing_context: Any, *arguments: Any) -> Any:

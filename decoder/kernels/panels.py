@@ -21,7 +21,6 @@ from decoder.kernels.sets import Float32Storage, quantized, storage
 
 _I64 = ir.IntType(64)
 _LANES = simd.LANES
-_LINE = 64  # bytes
 
 
 def _shuffled(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
@@ -121,31 +120,18 @@ def _by_part(builder: Any, vectors: tuple[Any, ...], width: int) -> list[tuple[i
     return found
 
 
-def _emit_fetch(builder: Any, args: Any) -> None:
-    source, stride = args
-    for row in range(_LANES):
-        simd._emit_prefetch(builder, builder.add(source, builder.mul(stride, _I64(row))))
-
-
-_fetch = function("fetch_lines", 2, _emit_fetch)
-
-
 def _panel(bits: int) -> Any:
     columns, width = _columns(bits), 128 // bits
     many = 4 * width if VECTORS >= 32 else width
     wider = _line_columns(bits) if many > width else columns
 
     @made_kernel(str(bits))
-    def panel(source: int, stride: int, head_dim: int, target: int, ahead: int) -> None:
+    def panel(source: int, stride: int, head_dim: int, target: int) -> None:
         column = 0
         while column + many <= head_dim:
-            if column * bits // 8 % _LINE == 0:
-                _fetch(ahead + column * bits // 8, stride)
             wider(source + column * bits // 8, stride, target + column * 2 * bits)
             column += many
         while column < head_dim:
-            if column * bits // 8 % _LINE == 0:
-                _fetch(ahead + column * bits // 8, stride)
             columns(source + column * bits // 8, stride, target + column * 2 * bits)
             column += width
 
@@ -155,15 +141,12 @@ def _panel(bits: int) -> Any:
 _PANELS: Final = {num_bytes: _panel(num_bytes * 8) for num_bytes in (1, 2, 4)}
 
 
-def pack_panel(kernels: Any, source: int, stride: int, head_dim: int, target: int, ahead: int) -> None:
-    """Sixteen rows of stored elements, `stride` bytes apart at `source`, as [head_dim, 16] at `target`.
-
-    The lines of as many rows at `ahead` are asked for meanwhile.
-    """
+def pack_panel(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> None:
+    """Sixteen rows of stored elements, `stride` bytes apart at `source`, as [head_dim, 16] at `target`."""
     raise NotImplementedError("compiled code only")
 
 
 @variant(pack_panel)
-def _pack_panel(kernels: Any, source: Any, stride: Any, head_dim: Any, target: Any, ahead: Any) -> Any:
+def _pack_panel(kernels: Any, source: Any, stride: Any, head_dim: Any, target: Any) -> Any:
     panel = _PANELS[1 if quantized(kernels) else 4 if storage(kernels) is Float32Storage else 2]
-    return lambda kernels, source, stride, head_dim, target, ahead: panel(source, stride, head_dim, target, ahead)
+    return lambda kernels, source, stride, head_dim, target: panel(source, stride, head_dim, target)

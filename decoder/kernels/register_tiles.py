@@ -1,9 +1,8 @@
 """Products of a few rows by a few vectors whose sums stay in registers: the inner loop of attention without AMX.
 
-A row's numbers are spread over lanes one by one; each vector is loaded once, widened where it is stored narrow, and
-used by all rows. Sums are added step by step, in order, whatever the shape of the tile and of the registers, so a sum
-does not depend on what is computed beside it. Called by `attention_rows.py` and `attention_alone.py`; products over
-rows that lie in runs, apart from each other, are `run_tiles.py`'s.
+A row's numbers are spread over lanes one by one; each vector is loaded once and used by all rows. Sums are added step
+by step, in order, whatever the shape of the tile and of the registers, so a sum does not depend on what is computed
+beside it. `float_product` is called by `attention_rows.py`; `run_tiles.py` has those for stored elements.
 """
 
 # Types inside kernels are inferred by numba.
@@ -13,14 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import function, kernel, made_kernel, variant
+from decoder.kernels.compiled import defined, function, kernel
 from decoder.kernels.registers import VECTORS
-from decoder.kernels.sets import Bfloat16Storage, Float8Storage, Float16Storage, Float32Storage, Int8Storage, storage
 
 _I64 = ir.IntType(64)
 PARTS: Final = 2 if VECTORS < 32 else 1
@@ -31,6 +30,10 @@ _FMA: Final = f"llvm.fma.v{_PART.count}f32"
 def wide(rows: int) -> int:
     """Vectors beside each other in a tile of so many rows: sums take three quarters of the registers at most."""
     return next(count for count in (4, 2, 1) if count == 1 or rows * count <= VECTORS * 3 // 4)
+
+
+_ROWS: Final = (6, 4, 3, 2, 1)  # of a tile
+_WIDE: Final = (1, *(wide(rows) for rows in range(1, 7)))
 
 
 def _part(builder: Any, vector: Any, part: int) -> Any:
@@ -74,6 +77,13 @@ def add_products(
     return results
 
 
+def add_incoming(phis: list[tuple[Any, Any, Any]], outside: Any, again: Any) -> None:
+    """Give each phi its value from before a loop and that from the loop's end."""
+    for phi, first, later in phis:
+        phi.add_incoming(first, outside)
+        phi.add_incoming(later, again)
+
+
 def zero_sums(rows: int, vectors: int) -> list[Any]:
     """Sums of `rows` by `vectors` vectors, in parts, before the first step."""
     return [ir.Constant(_PART, [0.0] * _PART.count)] * (rows * vectors * PARTS)
@@ -87,65 +97,35 @@ def store_sums(builder: Any, rows: int, vectors: int, sums: list[Any], c: Any, c
         builder.store(sums[place], pointer, align=4)
 
 
-def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any]) -> Any:
-    """c[rows, vectors * 16] = a[rows, steps] by b[steps, vectors * 16]; at least one step.
+def tiles(name: str, operands: int, emit_tile: Callable[[Any, int, int, Any], None]) -> Any:
+    """An intrinsic of rows, vectors (`wide(rows)` or 1) and `operands` more, whose tiles `emit_tile` makes.
 
-    Operands: a, bytes between rows (a step is a float32); b, bytes between steps, between vectors; number of steps; c
-    (float32), bytes between rows.
+    Each shape is a function of its own: `emit_tile(builder, rows, vectors, operands)`.
     """
 
     def emit(builder: Any, args: Any) -> None:
-        a, a_row, b, b_step, b_vector, steps, c, c_row = args
-        a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
-        b_vectors = [builder.add(b, builder.mul(b_vector, _I64(vector))) for vector in range(vectors)]
-        first = zero_sums(rows, vectors)
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        step, offset = builder.phi(_I64), builder.phi(_I64)
-        sums = [builder.phi(_PART) for _ in first]
-        results = add_products(
-            builder, rows, vectors, sums,
-            lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
-            lambda vector: load(builder, builder.add(b_vectors[vector], offset)),
-        )  # fmt: skip
-        following = builder.add(step, _I64(1))
-        for phi, start, end in (
-            (step, _I64(0), following), (offset, _I64(0), builder.add(offset, b_step)),
-            *zip(sums, first, results, strict=True),
-        ):  # fmt: skip
-            phi.add_incoming(start, before)
-            phi.add_incoming(end, loop)
-        builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-        builder.position_at_end(after)
-        store_sums(builder, rows, vectors, results, c, c_row)
+        rows, vectors, *others = args
+        done = builder.append_basic_block()
+        choice = builder.switch(builder.add(builder.mul(rows, _I64(8)), vectors), done)
+        for shape in sorted({(size, count) for size in _ROWS for count in (wide(size), 1)}):
+            case = builder.append_basic_block()
+            choice.add_case(_I64(shape[0] * 8 + shape[1]), case)
+            builder.position_at_end(case)
+            tile = f"{name}_{shape[0]}x{shape[1]}"
+            builder.call(defined(builder.module, tile, operands, partial(_emit_shape, emit_tile, shape)), others)
+            builder.branch(done)
+        builder.position_at_end(done)
 
-    return function(f"tile_{rows}x{vectors}_{load.__name__}", 8, emit)
+    return function(name, operands + 2, emit)
 
 
-def _looped(rows: int, load: Callable[[Any, Any], Any]) -> Any:
-    """The same for any number of vectors."""
-    count = wide(rows)
-    many, one = _tile(rows, count, load), _tile(rows, 1, load)
-
-    @made_kernel(f"{rows}_{load.__name__}")
-    def product(
-        a: int, a_row: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int, c_row: int
-    ) -> None:
-        vector = 0
-        while vector + count <= vectors:
-            many(a, a_row, b + vector * b_vector, b_step, b_vector, steps, c + vector * 64, c_row)
-            vector += count
-        while vector < vectors:
-            one(a, a_row, b + vector * b_vector, b_step, b_vector, steps, c + vector * 64, c_row)
-            vector += 1
-
-    return product
+def _emit_shape(emit_tile: Callable[..., None], shape: tuple[int, int], builder: Any, args: Any) -> None:
+    emit_tile(builder, *shape, args)
 
 
 @kernel
 def rows_at_once(left: int) -> int:
-    """Rows of the next tile, 6, 4, 3, 2 or 1, where `left` rows are left."""
+    """Rows of the next tile, one of _ROWS, where `left` rows are left."""
     if left == 6 or left > 8:
         return 6
     if left == 4 or left > 6:
@@ -153,57 +133,57 @@ def rows_at_once(left: int) -> int:
     return min(left, 3)
 
 
-def _any_rows(load: Callable[[Any, Any], Any]) -> Any:
-    """The same for any number of rows: `rows` by `vectors`."""
-    six, four, three, two, one = (_looped(rows, load) for rows in (6, 4, 3, 2, 1))
-
-    @made_kernel(f"{load.__name__}")
-    def product(
-        a: int, a_row: int, rows: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int, c_row: int
-    ) -> None:
-        row = 0
-        while row < rows:
-            size, x, y = rows_at_once(rows - row), a + row * a_row, c + row * c_row
-            if size == 6:
-                six(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-            elif size == 4:
-                four(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-            elif size == 3:
-                three(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-            elif size == 2:
-                two(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-            else:
-                one(x, a_row, b, b_step, b_vector, vectors, steps, y, c_row)
-            row += size
-
-    return product
+@kernel
+def vectors_at_once(rows: int, left: int) -> int:
+    """Vectors of the next tile of so many rows, where `left` vectors are left."""
+    return _WIDE[rows] if _WIDE[rows] <= left else 1
 
 
-LOADS: Final[dict[type, Callable[[Any, Any], Any]]] = {
-    Float32Storage: simd._emit_load_f32,
-    Bfloat16Storage: simd._emit_load_bf16,
-    Float16Storage: simd._emit_load_f16,
-    Int8Storage: simd._emit_load_int8,
-    Float8Storage: simd._emit_load_e4m3,
-}
-_STORED: Final = {kind: _any_rows(load) for kind, load in LOADS.items()}
-float_product = _STORED[Float32Storage]
-
-
-def stored_product(
-    kernels: Any, a: int, a_row: int, rows: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int,
-    c_row: int,
-) -> None:  # fmt: skip
-    """c[rows, vectors * 16] = a[rows, steps] by elements as keys and values are stored, without their scales."""
-    raise NotImplementedError("compiled code only")
-
-
-@variant(stored_product)
-def _stored_product(
-    kernels: Any, a: Any, a_row: Any, rows: Any, b: Any, b_step: Any, b_vector: Any, vectors: Any, steps: Any, c: Any,
-    c_row: Any,
-) -> Any:  # fmt: skip
-    product = _STORED[storage(kernels)]
-    return lambda kernels, a, a_row, rows, b, b_step, b_vector, vectors, steps, c, c_row: product(
-        a, a_row, rows, b, b_step, b_vector, vectors, steps, c, c_row
+def _emit_tile(builder: Any, rows: int, vectors: int, args: Any) -> None:
+    """c[rows, vectors * 16] = a[rows, steps] by b[steps, vectors * 16], float32; at least one step."""
+    a, a_row, b, b_step, b_vector, steps, c, c_row = args
+    a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
+    b_vectors = [builder.add(b, builder.mul(b_vector, _I64(vector))) for vector in range(vectors)]
+    first = zero_sums(rows, vectors)
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step, offset = builder.phi(_I64), builder.phi(_I64)
+    sums = [builder.phi(value.type) for value in first]
+    results = add_products(
+        builder, rows, vectors, sums,
+        lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
+        lambda vector: simd._emit_load_f32(builder, builder.add(b_vectors[vector], offset)),
+    )  # fmt: skip
+    following = builder.add(step, _I64(1))
+    further = builder.add(offset, b_step)
+    add_incoming(
+        [(step, _I64(0), following), (offset, _I64(0), further), *zip(sums, first, results, strict=True)], before, loop
     )
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+    builder.position_at_end(after)
+    store_sums(builder, rows, vectors, results, c, c_row)
+
+
+_tile = tiles("tile", 8, _emit_tile)
+
+
+@kernel
+def float_product(
+    a: int, a_row: int, rows: int, b: int, b_step: int, b_vector: int, vectors: int, steps: int, c: int, c_row: int
+) -> None:
+    """c[rows, vectors * 16] = a[rows, steps] by b[steps, vectors * 16], float32; at least one step.
+
+    `a_row` and `c_row` are bytes between rows, `b_step` and `b_vector` between steps and between vectors.
+    """
+    row = 0
+    while row < rows:
+        size, vector = rows_at_once(rows - row), 0
+        while vector < vectors:
+            count = vectors_at_once(size, vectors - vector)
+            _tile(
+                size, count, a + row * a_row, a_row, b + vector * b_vector, b_step, b_vector, steps,
+                c + row * c_row + vector * 64, c_row,
+            )  # fmt: skip
+            vector += count
+        row += size

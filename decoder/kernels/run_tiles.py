@@ -1,8 +1,7 @@
-"""Products of a few rows by vectors that lie in runs of sixteen steps, each run at an address of its own.
+"""Products of a few rows by stored elements that are read from memory once: keys in panels, values in runs of rows.
 
-What `register_tiles.py` does for vectors that lie together, with sums that stay in registers from the first run to the
-last: values of a span are summed so, where they lie in their blocks. While a run is read, the run that comes some
-places later in the list is asked for, line by line, at the same pace: memory and arithmetic overlap. Sums are added
+Tiles as those of `register_tiles.py`, whose vectors are widened where they are loaded. While they compute they ask,
+line by line and at the same pace, for runs that are read later, so that memory and arithmetic overlap. Sums are added
 step by step, in order. Called by `attention_alone.py`.
 """
 
@@ -12,43 +11,99 @@ step by step, in order. Called by `attention_alone.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import function, made_kernel, variant
-from decoder.kernels.register_tiles import LOADS, add_products, rows_at_once, store_sums, wide, zero_sums
-from decoder.kernels.sets import Float8Storage, Float32Storage, Int8Storage, storage
+from decoder.kernels.compiled import made_kernel, variant
+from decoder.kernels.register_tiles import (
+    add_incoming,
+    add_products,
+    rows_at_once,
+    store_sums,
+    tiles,
+    vectors_at_once,
+    zero_sums,
+)
+from decoder.kernels.sets import Bfloat16Storage, Float8Storage, Float16Storage, Float32Storage, Int8Storage, storage
 
 _I64 = ir.IntType(64)
+_Load = Callable[[Any, Any], Any]
 _PLACE: Final = 8  # bytes of an address in a list of runs
 _LINE: Final = 64
+_TURN: Final = 4  # steps of a panel that are one turn of a loop
+_LOADS: Final[dict[type, tuple[_Load, int]]] = {
+    Float32Storage: (simd._emit_load_f32, 4),
+    Bfloat16Storage: (simd._emit_load_bf16, 2),
+    Float16Storage: (simd._emit_load_f16, 2),
+    Int8Storage: (simd._emit_load_int8, 1),
+    Float8Storage: (simd._emit_load_e4m3, 1),
+}
 
 
 def _load_address(builder: Any, place: Any) -> Any:
     return builder.load(builder.inttoptr(place, _I64.as_pointer()), align=8)
 
 
-def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any], size: int) -> Any:
-    """c[rows, vectors * 16] = a[rows, begin to end] by the same steps of the runs, `size` bytes an element.
+def _moved(builder: Any, starts: list[Any], offset: Any, index: int) -> Any:
+    return builder.add(starts[index], offset)
 
-    Operands: a, bytes between rows (a step is a float32; the first is step 0, whatever `begin`); address of the list of
-    runs; bytes from a run's start to the vectors; bytes between steps; begin and end, begin < end; bytes in the list
-    from a run's place to that of the run to ask for; c (float32), bytes between rows.
+
+def _loaded(builder: Any, load: _Load, starts: list[Any], offset: Any, index: int) -> Any:
+    return load(builder, builder.add(starts[index], offset))
+
+
+def _panel_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
+    """c[rows, vectors * 16] = a[rows, steps] by panels [vector][step][16], `size` bytes an element.
+
+    `ahead` is the address of a list of runs, one for each vector, of as many bytes as its panel.
     """
 
-    def emit(builder: Any, args: Any) -> None:
+    def emit(builder: Any, rows: int, vectors: int, args: Any) -> None:
+        a, a_row, b, b_vector, steps, ahead, c, c_row = args
+        a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
+        b_vectors = [builder.add(b, builder.mul(b_vector, _I64(vector))) for vector in range(vectors)]
+        wanted = [_load_address(builder, builder.add(ahead, _I64(_PLACE * vector))) for vector in range(vectors)]
+        first = zero_sums(rows, vectors)
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        step, results = builder.phi(_I64), [builder.phi(value.type) for value in first]
+        sums, apart = results, _TURN // size  # steps of one line
+        for turn in range(_TURN):
+            here = builder.add(step, _I64(turn))
+            x, y = builder.shl(here, _I64(2)), builder.mul(here, _I64(16 * size))
+            for vector in range(turn % apart, vectors, apart):  # each asks for a line, in turns
+                line = builder.sub(y, _I64(turn % apart * 16 * size))
+                simd._emit_prefetch(builder, builder.add(wanted[vector], line))
+            number, vector_of = partial(_moved, builder, a_rows, x), partial(_loaded, builder, load, b_vectors, y)
+            results = add_products(builder, rows, vectors, results, number, vector_of)
+        following = builder.add(step, _I64(_TURN))
+        add_incoming([(step, _I64(0), following), *zip(sums, first, results, strict=True)], before, loop)
+        builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+        builder.position_at_end(after)
+        store_sums(builder, rows, vectors, results, c, c_row)
+
+    return emit
+
+
+def _run_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
+    """c[rows, vectors * 16] = a[rows, begin to end] by the same steps of the runs, `size` bytes an element.
+
+    `skip` is the bytes from a run's start to the vectors, `ahead` those in the list to the run to ask for.
+    """
+
+    def emit(builder: Any, rows: int, vectors: int, args: Any) -> None:
         a, a_row, runs, skip, b_step, begin, end, ahead, c, c_row = args
         a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
-        entry, run, loop = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        over, after = builder.append_basic_block(), builder.append_basic_block()
         first = zero_sums(rows, vectors)
+        entry, run, loop, over, after = builder.block, *(builder.append_basic_block() for _ in range(4))
         builder.branch(run)
 
         builder.position_at_end(run)
-        start = builder.phi(_I64)
-        before = [builder.phi(value.type) for value in first]
+        start, before = builder.phi(_I64), [builder.phi(value.type) for value in first]
         place = builder.add(runs, builder.mul(builder.ashr(start, _I64(4)), _I64(_PLACE)))
         here = _load_address(builder, place)
         apart = builder.sub(_load_address(builder, builder.add(place, ahead)), here)
@@ -59,59 +114,53 @@ def _tile(rows: int, vectors: int, load: Callable[[Any, Any], Any], size: int) -
         builder.branch(loop)
 
         builder.position_at_end(loop)
-        step, address = builder.phi(_I64), builder.phi(_I64)
-        sums = [builder.phi(value.type) for value in first]
-        for vector in range(vectors):
-            if vector * 16 * size % _LINE == 0:
-                wanted = builder.add(builder.add(address, apart), _I64(vector * 16 * size))
-                simd._emit_prefetch(builder, wanted)
+        step, address, sums = builder.phi(_I64), builder.phi(_I64), [builder.phi(value.type) for value in first]
+        for offset in range(0, vectors * 16 * size, _LINE):
+            simd._emit_prefetch(builder, builder.add(builder.add(address, apart), _I64(offset)))
         results = add_products(
             builder, rows, vectors, sums,
             lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
             lambda vector: load(builder, builder.add(address, _I64(vector * 16 * size))),
         )  # fmt: skip
         following, further = builder.add(step, _I64(1)), builder.add(address, b_step)
+        add_incoming(
+            [(step, start, following), (address, source, further), *zip(sums, before, results, strict=True)], run, loop
+        )
         builder.cbranch(builder.icmp_signed("<", following, stop), loop, over)
 
         builder.position_at_end(over)
+        add_incoming([(start, begin, stop), *zip(before, first, results, strict=True)], entry, over)
         builder.cbranch(builder.icmp_signed("<", stop, end), run, after)
-        for phi, outside, again in ((start, begin, stop), *zip(before, first, results, strict=True)):
-            phi.add_incoming(outside, entry)
-            phi.add_incoming(again, over)
-        for phi, outside, again in (
-            (step, start, following), (address, source, further), *zip(sums, before, results, strict=True)
-        ):  # fmt: skip
-            phi.add_incoming(outside, run)
-            phi.add_incoming(again, loop)
         builder.position_at_end(after)
         store_sums(builder, rows, vectors, results, c, c_row)
 
-    return function(f"runs_{rows}x{vectors}_{load.__name__}", 10, emit)
+    return emit
 
 
-def _looped(rows: int, load: Callable[[Any, Any], Any], size: int) -> Any:
-    """The same for any number of vectors."""
-    count = wide(rows)
-    many, one = _tile(rows, count, load, size), _tile(rows, 1, load, size)
+def _of_panels(load: _Load, size: int) -> Any:
+    tile = tiles(f"panels_{load.__name__}", 8, _panel_tile(load, size))
 
-    @made_kernel(f"{rows}_{load.__name__}")
+    @made_kernel(load.__name__)
     def product(
-        a: int, a_row: int, runs: int, b_step: int, vectors: int, begin: int, end: int, ahead: int, c: int, c_row: int
+        a: int, a_row: int, rows: int, b: int, b_vector: int, vectors: int, steps: int, ahead: int, c: int, c_row: int
     ) -> None:
-        vector = 0
-        while vector + count <= vectors:
-            many(a, a_row, runs, vector * 16 * size, b_step, begin, end, ahead, c + vector * 64, c_row)
-            vector += count
-        while vector < vectors:
-            one(a, a_row, runs, vector * 16 * size, b_step, begin, end, ahead, c + vector * 64, c_row)
-            vector += 1
+        row = 0
+        while row < rows:
+            height, vector = rows_at_once(rows - row), 0
+            while vector < vectors:
+                count = vectors_at_once(height, vectors - vector)
+                tile(
+                    height, count, a + row * a_row, a_row, b + vector * b_vector, b_vector, steps,
+                    ahead + vector * _PLACE, c + row * c_row + vector * 64, c_row,
+                )  # fmt: skip
+                vector += count
+            row += height
 
     return product
 
 
-def _any_rows(load: Callable[[Any, Any], Any], size: int) -> Any:
-    """The same for any number of rows: `rows` by `vectors`."""
-    six, four, three, two, one = (_looped(rows, load, size) for rows in (6, 4, 3, 2, 1))
+def _of_runs(load: _Load, size: int) -> Any:
+    tile = tiles(f"runs_{load.__name__}", 10, _run_tile(load, size))
 
     @made_kernel(load.__name__)
     def product(
@@ -120,25 +169,44 @@ def _any_rows(load: Callable[[Any, Any], Any], size: int) -> Any:
     ) -> None:  # fmt: skip
         row = 0
         while row < rows:
-            size, x, y = rows_at_once(rows - row), a + row * a_row, c + row * c_row
-            if size == 6:
-                six(x, a_row, runs, b_step, vectors, begin, end, ahead, y, c_row)
-            elif size == 4:
-                four(x, a_row, runs, b_step, vectors, begin, end, ahead, y, c_row)
-            elif size == 3:
-                three(x, a_row, runs, b_step, vectors, begin, end, ahead, y, c_row)
-            elif size == 2:
-                two(x, a_row, runs, b_step, vectors, begin, end, ahead, y, c_row)
-            else:
-                one(x, a_row, runs, b_step, vectors, begin, end, ahead, y, c_row)
-            row += size
-            ahead = 0  # the first rows have asked for all
+            height, vector = rows_at_once(rows - row), 0
+            while vector < vectors:
+                count = vectors_at_once(height, vectors - vector)
+                tile(
+                    height, count, a + row * a_row, a_row, runs, vector * 16 * size, b_step, begin, end, ahead,
+                    c + row * c_row + vector * 64, c_row,
+                )  # fmt: skip
+                vector += count
+            row += height
 
     return product
 
 
-_BYTES: Final[dict[type, int]] = {Float32Storage: 4, Int8Storage: 1, Float8Storage: 1}
-_RUNS: Final = {kind: _any_rows(load, _BYTES.get(kind, 2)) for kind, load in LOADS.items()}
+_PANELS: Final = {kind: _of_panels(*load) for kind, load in _LOADS.items()}
+_RUNS: Final = {kind: _of_runs(*load) for kind, load in _LOADS.items()}
+
+
+def product_of_panels(
+    kernels: Any, a: int, a_row: int, rows: int, b: int, b_vector: int, vectors: int, steps: int, ahead: int, c: int,
+    c_row: int,
+) -> None:  # fmt: skip
+    """c[rows, vectors * 16] = a[rows, steps] by panels [vector][step][16] of stored elements, without their scales.
+
+    `steps` is a multiple of four. `ahead` is the address of a list of addresses, one for each vector: as many bytes
+    there as the vector's panel has are asked for meanwhile.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@variant(product_of_panels)
+def _product_of_panels(
+    kernels: Any, a: Any, a_row: Any, rows: Any, b: Any, b_vector: Any, vectors: Any, steps: Any, ahead: Any, c: Any,
+    c_row: Any,
+) -> Any:  # fmt: skip
+    product = _PANELS[storage(kernels)]
+    return lambda kernels, a, a_row, rows, b, b_vector, vectors, steps, ahead, c, c_row: product(
+        a, a_row, rows, b, b_vector, vectors, steps, ahead, c, c_row
+    )
 
 
 def product_of_runs(
@@ -147,8 +215,9 @@ def product_of_runs(
 ) -> None:  # fmt: skip
     """c[rows, vectors * 16] = a[rows, begin to end] by stored elements, without their scales, of the runs of sixteen.
 
-    `runs` is the address of a list of addresses, one for each sixteen steps from step 0 on; those of whole runs before
-    `begin` are not read. `ahead` is the bytes in it from a run's place to that of the run that is asked for meanwhile.
+    begin < end. `runs` is the address of a list of addresses, one for each sixteen steps from step 0 on; those of whole
+    runs before `begin` are not read. `ahead` is the bytes in it from a run's place to that of the run that is asked for
+    meanwhile.
     """
     raise NotImplementedError("compiled code only")
 

@@ -11,40 +11,86 @@ from numpy.typing import NDArray
 from decoder.kernels import sets
 from decoder.kernels.compiled import entry
 from decoder.kernels.panels import pack_panel
-from decoder.kernels.register_tiles import stored_product, wide
+from decoder.kernels.register_tiles import float_product, wide
 from decoder.kernels.registers import VECTORS, count_vectors
+from decoder.kernels.run_tiles import product_of_panels, product_of_runs
 
 STEPS = 37
 
 
 @entry
-def _product(kernels: Any, a: int, rows: int, b: int, vectors: int, steps: int, c: int) -> None:
-    stored_product(kernels, a, steps * 4, rows, b, vectors * 64, 64, vectors, steps, c, vectors * 64)
+def _floats(a: int, rows: int, b: int, vectors: int, steps: int, c: int) -> None:
+    float_product(a, steps * 4, rows, b, vectors * 64, 64, vectors, steps, c, vectors * 64)
+
+
+@entry
+def _panels(kernels: Any, a: int, rows: int, b: int, vectors: int, steps: int, ahead: int, c: int) -> None:
+    product_of_panels(kernels, a, steps * 4, rows, b, steps * 64, vectors, steps, ahead, c, vectors * 64)
+
+
+@entry
+def _runs(kernels: Any, a: int, rows: int, runs: int, vectors: int, begin: int, end: int, c: int) -> None:
+    product_of_runs(kernels, a, 256, rows, runs, vectors * 64, vectors, begin, end, 0, c, vectors * 64)
 
 
 @entry
 def _panel(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> None:
-    pack_panel(kernels, source, stride, head_dim, target, source)
+    pack_panel(kernels, source, stride, head_dim, target)
+
+
+def _one_by_one(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    """a [rows, steps] by b [steps, columns], one row by one vector at a time."""
+    rows, steps = a.shape
+    whole = np.zeros((rows, b.shape[1]), np.float32)
+    for row in range(rows):
+        for column in range(0, b.shape[1], 16):
+            vector, sums = np.ascontiguousarray(b[:, column : column + 16]), np.empty(16, np.float32)
+            _floats(a[row].ctypes.data, 1, vector.ctypes.data, 1, steps, sums.ctypes.data)
+            whole[row, column : column + 16] = sums
+    assert np.allclose(whole, a @ b, atol=1e-4)
+    return whole
 
 
 def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
     """Products of 1 to 16 rows by 1 to 5 vectors equal, bit for bit, those of one row by one vector at a time."""
-    kernels, random = sets.Float32Kernels(), np.random.default_rng(1)
+    random = np.random.default_rng(1)
     a = random.standard_normal((16, STEPS), np.float32)
     b = random.standard_normal((STEPS, 5 * 16), np.float32)
-    single = np.zeros((16, 5 * 16), np.float32)
-    for row in range(16):
-        for vector in range(5):
-            column, sums = np.ascontiguousarray(b[:, vector * 16 : vector * 16 + 16]), np.empty(16, np.float32)
-            _product(kernels, a[row].ctypes.data, 1, column.ctypes.data, 1, STEPS, sums.ctypes.data)
-            single[row, vector * 16 : vector * 16 + 16] = sums
-    assert np.allclose(single, a @ b, atol=1e-4)
+    single = _one_by_one(a, b)
     for rows in range(1, 17):
         for vectors in range(1, 6):
             part, sums = np.ascontiguousarray(b[:, : vectors * 16]), np.ones((rows + 1, vectors * 16), np.float32)
-            _product(kernels, a.ctypes.data, rows, part.ctypes.data, vectors, STEPS, sums.ctypes.data)
+            _floats(a.ctypes.data, rows, part.ctypes.data, vectors, STEPS, sums.ctypes.data)
             assert np.array_equal(sums[:rows], single[:rows, : vectors * 16]), (rows, vectors)
             assert (sums[rows] == 1.0).all()
+
+
+def test_panels_and_runs_give_the_same_bits() -> None:
+    """Products by panels, and by runs from any step to any other, equal those by vectors that lie together."""
+    kernels, random, steps = sets.Float32Kernels(), np.random.default_rng(3), 64
+    a = random.standard_normal((16, steps), np.float32)
+    b = random.standard_normal((steps, 5 * 16), np.float32)
+    for vectors in (1, 4, 5):
+        part = np.ascontiguousarray(b[:, : vectors * 16])
+        panels = np.ascontiguousarray(part.reshape(steps, vectors, 16).transpose(1, 0, 2))
+        anywhere = np.full(vectors, panels.ctypes.data, np.int64)
+        # Runs of sixteen steps, the last ones first, with numbers between them that are nobody's.
+        apart = np.full((4, 20, vectors * 16), np.nan, np.float32)
+        apart[:, :16] = part.reshape(4, 16, vectors * 16)[::-1]
+        runs = np.array([apart[3 - run].ctypes.data for run in range(4)], np.int64)
+        for rows in (1, 3, 7, 16):
+            sums = np.ones((rows + 1, vectors * 16), np.float32)
+            _panels(
+                kernels, a.ctypes.data, rows, panels.ctypes.data, vectors, steps, anywhere.ctypes.data,
+                sums.ctypes.data,
+            )  # fmt: skip
+            assert np.array_equal(sums[:rows], _one_by_one(a[:rows], part)) and (sums[rows] == 1.0).all()
+            for begin, end in ((0, 64), (5, 6), (3, 16), (16, 33), (40, 64), (17, 47)):
+                sums = np.ones((rows + 1, vectors * 16), np.float32)
+                _runs(kernels, a.ctypes.data, rows, runs.ctypes.data, vectors, begin, end, sums.ctypes.data)
+                wanted = _one_by_one(np.ascontiguousarray(a[:rows, begin:end]), part[begin:end])
+                assert np.array_equal(sums[:rows], wanted), (vectors, rows, begin, end)
+                assert (sums[rows] == 1.0).all()
 
 
 @pytest.mark.parametrize(
