@@ -124,3 +124,35 @@ def plan_attention(
         starts,
         slots,
     )
+
+
+class Planner:
+    """`plan_attention` of one model. Steps of decodes alone have the plan of the step before while no span begins, no
+    sequence comes or goes and no block that could be shared changes: then that one is given again."""
+
+    def __init__(self, *, group: int, kv_heads: int, threads: int, block_tokens: int, tokens_per_item: int) -> None:
+        self._shape = {
+            "group": group,
+            "kv_heads": kv_heads,
+            "threads": threads,
+            "block_tokens": block_tokens,
+            "tokens_per_item": tokens_per_item,
+        }
+        self._block_tokens = block_tokens
+        self._known: tuple[IntArray, IntArray, IntArray] | None = None
+        self._last: AttentionPlan
+
+    def plan(self, batch: StepBatch) -> AttentionPlan:
+        """The plan of a checked batch."""
+        lengths = batch.context_lens
+        if not lengths.size or batch.num_decodes != lengths.size:
+            self._known = None
+            return plan_attention(batch, **self._shape)
+        whole = (lengths - 1) // f.SPAN
+        # All that the plan of decodes looks at: spans, which length is the longer one, blocks of whole spans.
+        blocks = batch.block_tables[:, : int(whole.max()) * f.SPAN // self._block_tokens]
+        facts = (whole, lengths - lengths[0], blocks)
+        if self._known is None or not all(map(np.array_equal, facts, self._known)):
+            self._last = plan_attention(batch, **self._shape)
+            self._known = (whole, facts[1], blocks.copy())
+        return self._last

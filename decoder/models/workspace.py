@@ -15,7 +15,7 @@ from common.layout import KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
-from decoder.kernels.attention_plan import plan_attention
+from decoder.kernels.attention_plan import Planner
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
@@ -42,6 +42,10 @@ class Workspace:
         self._frame = frame
         # Inputs of products: float32 or two bfloat16, or one.
         self._input = 2 if isinstance(kernels, sets.AmxKernels | sets.DotKernels) else 4
+        self._planner = Planner(
+            group=config.group_size, kv_heads=config.num_kv_heads, threads=threads, block_tokens=layout.block_tokens,
+            tokens_per_item=self.tokens_per_item,
+        )  # fmt: skip
         self._tokens = self._logits = self._partials = self._lowered = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._inputs: list[NDArray[Any]] = []  # what the frame points at
@@ -157,10 +161,7 @@ class Workspace:
     def prepare(self, batch: StepBatch, arena: Any) -> NDArray[np.float32]:
         """Point the frame at a checked batch; returns the buffer that will hold its logits [R, vocab]."""
         tokens, logits, decodes = batch.token_ids.size, batch.logit_rows.size, batch.num_decodes
-        plan = plan_attention(
-            batch, group=self._config.group_size, kv_heads=self._config.num_kv_heads, threads=int(self._frame[f.SIZE]),
-            block_tokens=int(self._frame[f.BLOCK_TOKENS]), tokens_per_item=self.tokens_per_item,
-        )  # fmt: skip
+        plan = self._planner.plan(batch)
         # Rows are padded for products, so logit rows share the buffers of token rows.
         self._grow(max(tokens, logits, 1), max(logits, 1), max(plan.num_slots, 1))
         owners = np.repeat(np.arange(batch.context_lens.size, dtype=np.int32), np.diff(batch.query_starts))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from decoder.batch import StepBatch
 from decoder.kernels import frame as f
-from decoder.kernels.attention_plan import AttentionPlan, plan_attention, shared_spans
+from decoder.kernels.attention_plan import AttentionPlan, Planner, plan_attention, shared_spans
 from decoder.models.config import LayerConfig
 from decoder.models.llama import CausalLM
 from tests.decoder.model_rig import Sequence, make_config, make_model, poisoned_arena, random_tensors, run_step
@@ -56,6 +56,39 @@ def test_two_groups_share_apart() -> None:
     tables[2], tables[3] = tables[0], tables[1]
     got = [rows.tolist() for _, rows in shared_spans(tables, np.ones(4, np.int64), 64)]
     assert sorted(got) == [[0, 2], [1, 3]]
+
+
+def test_a_plan_that_is_kept_is_the_plan() -> None:
+    """Through any history of decodes a planner gives what a fresh plan is, and in most steps without making one."""
+    random = np.random.default_rng(5)
+    shape = {"group": 3, "kv_heads": 2, "threads": 2, "block_tokens": 64, "tokens_per_item": 85}
+    planner, kept, last = Planner(**shape), 0, None
+    tables = _own_tables(40, 16)
+    tables[:30, :8] = tables[0, :8]
+    rows, lengths = np.arange(6), np.array([500, 700, 250, 511, 900, 700])
+    for step in range(400):
+        if step % 20 == 19:  # sequences come and go, and others change their blocks or their places
+            rows = random.permutation(40)[: random.integers(1, 7)]
+            lengths = random.choice([1, 300, 490, 600, 1000], rows.size) + random.integers(0, 4, rows.size)
+        elif step % 20 == 9:
+            tables[random.choice(rows), random.integers(2)] = 1 + step % 2
+        elif step % 20 == 4:
+            lengths = lengths // 100 * 100 + random.integers(0, 4, rows.size)
+        batch = _decodes(lengths.tolist(), tables[rows])
+        if step % 50 == 30:  # a chunk beside the decodes
+            starts = np.append(batch.query_starts[:-1], batch.query_starts[-1] + 1).astype(np.int32)
+            positions = np.append(batch.positions[:-1], batch.positions[-1] - np.array([1, 0]))
+            batch = dataclasses.replace(
+                batch, num_decodes=rows.size - 1, query_starts=starts, positions=positions.astype(np.int32)
+            )
+        plan, fresh = planner.plan(batch), plan_attention(batch, **shape)
+        assert all(
+            np.array_equal(ours, theirs)
+            for ours, theirs in zip(map(np.asarray, plan), map(np.asarray, fresh), strict=True)
+        ), step
+        kept, last = kept + (plan is last), plan
+        lengths = lengths + 1
+    assert 250 < kept < 380
 
 
 @pytest.mark.parametrize("group", [1, 3, 16, 24])
