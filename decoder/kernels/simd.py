@@ -260,11 +260,11 @@ def _emit_store_int8(builder: Any, address: Any, vector: Any) -> Any:
 
 
 def _emit_load_e4m3(builder: Any, address: Any) -> Any:
-    # With its bits moved an e4m3 number is a float16 number 2**8 times smaller, subnormal ones too.
-    wide = builder.zext(builder.load(_pointer(builder, address, _VI8), align=1), _VI16)
-    sign = builder.shl(builder.and_(wide, _splat_constant(_VI16, 0x80)), _splat_constant(_VI16, 8))
-    rest = builder.shl(builder.and_(wide, _splat_constant(_VI16, 0x7F)), _splat_constant(_VI16, 7))
-    return builder.fpext(builder.bitcast(builder.or_(sign, rest), _VF16), _VF32)
+    # With its bits moved an e4m3 number is a float16 number 2**8 times smaller, subnormal ones too; a moved sign is
+    # there twice.
+    wide = builder.sext(builder.load(_pointer(builder, address, _VI8), align=1), _VI16)
+    bits = builder.and_(builder.shl(wide, _splat_constant(_VI16, 7)), _splat_constant(_VI16, 0xBFFF))
+    return builder.fpext(builder.bitcast(bits, _VF16), _VF32)
 
 
 def _emit_store_e4m3(builder: Any, address: Any, vector: Any) -> Any:
