@@ -22,6 +22,7 @@ from decoder.kernels.row_tiles import (
     LINE_BYTES,
     PAIR,
     ROW_BYTES,
+    TALL_TILE,
     TILE,
     WHOLE,
     Pass,
@@ -112,9 +113,9 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
     return multiply
 
 
-_float32_rows = product_by_tiles(((WHOLE,),), TILE)
+_float32_rows = product_by_tiles(((WHOLE,),), TALL_TILE)
 _bfloat16_rows = product_by_tiles(TILE.pair_passes, TILE)
-_rows_of_pairs = product_by_tiles(((PAIR,),), TILE)
+_rows_of_pairs = product_by_tiles(((PAIR,),), TALL_TILE)
 
 
 @variant(block_product)

@@ -49,6 +49,8 @@ MANY_REGISTERS: Final = Tile(6, 2, ((EVEN, ODD),))
 FEW_REGISTERS: Final = Tile(6, 1, ((EVEN,), (ODD,)))
 _FEATURES: Final = llvm.get_host_cpu_features()
 TILE: Final = MANY_REGISTERS if _FEATURES.get("avx512f", False) else FEW_REGISTERS
+# Where a step adds one part, not two halves of pairs apart, the same registers hold the sums of twice the rows.
+TALL_TILE: Final = TILE._replace(rows=12) if TILE is MANY_REGISTERS else TILE
 
 
 # Whether the CPU has an instruction for PAIR. Where it has none, two of float32 do the same, one after the other.

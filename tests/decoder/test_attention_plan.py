@@ -151,7 +151,7 @@ def _check_bits(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
         plans.append(plan_attention(*arguments, **named))  # type: ignore[arg-type]
         return plans[-1]
 
-    monkeypatch.setattr("decoder.models.workspace.plan_attention", spy)
+    monkeypatch.setattr("decoder.kernels.attention_plan.plan_attention", spy)
     order = [4, 1, 7, 0, 3, 2, 6, 5]
     run_step(model, arena, [(sequences[index], 1) for index in order])
     assert plans[0].tasks[:, f.TASK_SHARED].sum() >= 2  # control: spans were shared
