@@ -15,7 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.attention_panels import copy_small_rows, fetch_scales, take_panel
+from decoder.kernels.attention_panels import (
+    copy_small_rows,
+    fetch_scales,
+    note_scales,
+    take_noted_scales,
+    take_panel,
+)
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
     AT_KEYS,
@@ -34,11 +40,13 @@ from decoder.kernels.frame import (
     SPAN,
     VALUE_OFFSET,
 )
+from decoder.kernels.panels import pack_panel
 from decoder.kernels.run_tiles import product_of_panels, product_of_runs
-from decoder.kernels.stored_rows import row_address, stored_bytes
+from decoder.kernels.stored_rows import block_address, row_address, stored_bytes
 
 SCORE_ROW: Final = SPAN * 4 + 64  # bytes of a row of scores; the line apart keeps rows in different sets of the cache
 _PANEL_KEYS: Final = 64  # keys that are packed, then multiplied: their panels stay in the first-level cache
+_SCALES: Final = (2 * SPAN // RUN + RUNS_AHEAD) * 8  # bytes from a run of keys in the list to where its scales lie
 _NEXT: Final = RUNS_BYTES - 24  # plane, sequence and token of what is read after the span; the token -1: nothing
 
 
@@ -60,8 +68,10 @@ def _list_runs(
     runs = (keys - first + 15) >> 4
     for index in range(runs):
         key = first + index * RUN
-        address = row_address(frame, plane, sequence, start + key)
+        block, slot = block_address(frame, sequence, start + key), (start + key) % frame[BLOCK_TOKENS]
+        address = block + plane + slot * frame[ROW_BYTES]
         simd.store_int64(place + index * 8, address)
+        note_scales(kernels, frame, place + _SCALES + index * 8, block, plane, slot)
         values = address + frame[VALUE_OFFSET]
         if not whole:
             values = scratch + frame[AT_VALUES] + key * frame[ROW_BYTES]
@@ -80,8 +90,7 @@ def _list_runs(
         if token + index * RUN < end:
             address = row_address(frame, plane, sequence, token + index * RUN)
         simd.store_int64(place + (2 * runs + index) * 8, address)
-    for ahead in range(token, min(end, token + SPAN), RUN):
-        fetch_scales(kernels, frame, plane, sequence, ahead)
+    fetch_scales(kernels, frame, plane, sequence, token, min(end, token + SPAN))
 
 
 @kernel
@@ -98,8 +107,11 @@ def scores_in_place(
         ahead = place + RUNS_AHEAD * 8
         for key in range(group, last, 16):
             target = scratch + frame[AT_KEYS] + ((key - group) >> 4) * panel
-            rows_here = simd.load_int64(place)
-            take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, rows_here, target)
+            if frame[BLOCK_TOKENS] >= RUN:
+                take_noted_scales(kernels, frame, scratch, key, place + _SCALES)
+                pack_panel(kernels, simd.load_int64(place), frame[ROW_BYTES], head_dim, target)
+            else:
+                take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, 0, target)
             place += 8
         product_of_panels(
             kernels, scratch + frame[AT_QUERIES], head_dim * 4, rows, scratch + frame[AT_KEYS], panel,

@@ -21,12 +21,13 @@ from decoder.kernels.frame import (
     CONTEXT_LENS,
     HEAD_DIM,
     ROW_BYTES,
+    SCALES,
     SPAN,
     VALUE_OFFSET,
 )
 from decoder.kernels.panels import pack_panel
 from decoder.kernels.sets import quantized
-from decoder.kernels.stored_rows import load_scales, row_address, scale_address
+from decoder.kernels.stored_rows import block_address, load_scales, row_address, scale_address
 
 VALUE_SCALES: Final = SPAN * 4 + 64  # bytes from the scales of keys to those of values
 
@@ -54,20 +55,59 @@ def _take_scales(kernels: Any, frame: Any, scratch: Any, plane: Any, sequence: A
     return scales
 
 
-def fetch_scales(kernels: Any, frame: Any, plane: int, sequence: int, token: int) -> None:
-    """Ask for the scales of sixteen keys from `token` on, and of their values, if rows have any."""
+def note_scales(kernels: Any, frame: Any, place: int, block: int, plane: int, slot: int) -> None:
+    """Write where the scales of a block's keys of `plane` lie from `slot` on to `place`, if rows have any."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(note_scales)
+def _note_scales(kernels: Any, frame: Any, place: Any, block: Any, plane: Any, slot: Any) -> Any:
+    if not quantized(kernels):
+        return lambda kernels, frame, place, block, plane, slot: None
+
+    def note(kernels: Any, frame: Any, place: Any, block: Any, plane: Any, slot: Any) -> None:
+        simd.store_int64(place, block + frame[SCALES] + (plane // frame[HEAD_DIM] + slot) * 2)
+
+    return note
+
+
+def take_noted_scales(kernels: Any, frame: Any, scratch: int, key: int, noted: int) -> None:
+    """As `take_scales`, of sixteen keys whose scales lie where the address at `noted` says."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(take_noted_scales)
+def _take_noted_scales(kernels: Any, frame: Any, scratch: Any, key: Any, noted: Any) -> Any:
+    if not quantized(kernels):
+        return lambda kernels, frame, scratch, key, noted: None
+
+    def take(kernels: Any, frame: Any, scratch: Any, key: Any, noted: Any) -> None:
+        target, source = scratch + frame[AT_WEIGHTS] + key * 4, simd.load_int64(noted)
+        simd.store_floats(target, load_scales(kernels, source))
+        values = source + frame[VALUE_OFFSET] // frame[HEAD_DIM] * 2
+        simd.store_floats(target + VALUE_SCALES, load_scales(kernels, values))
+
+    return take
+
+
+def fetch_scales(kernels: Any, frame: Any, plane: int, sequence: int, token: int, end: int) -> None:
+    """Ask for the scales of keys `token` to `end`, by sixteen, and of their values, if rows have any."""
     raise NotImplementedError("compiled code only")
 
 
 @variant(fetch_scales)
-def _fetch_scales(kernels: Any, frame: Any, plane: Any, sequence: Any, token: Any) -> Any:
+def _fetch_scales(kernels: Any, frame: Any, plane: Any, sequence: Any, token: Any, end: Any) -> Any:
     if not quantized(kernels):
-        return lambda kernels, frame, plane, sequence, token: None
+        return lambda kernels, frame, plane, sequence, token, end: None
 
-    def fetch(kernels: Any, frame: Any, plane: Any, sequence: Any, token: Any) -> None:
-        source = scale_address(kernels, frame, plane, sequence, token)
-        simd.prefetch(source)
-        simd.prefetch(source + frame[VALUE_OFFSET] // frame[HEAD_DIM] * 2)
+    def fetch(kernels: Any, frame: Any, plane: Any, sequence: Any, token: Any, end: Any) -> None:
+        row, apart = plane // frame[HEAD_DIM], frame[VALUE_OFFSET] // frame[HEAD_DIM] * 2
+        slot, tokens = token % frame[BLOCK_TOKENS], frame[BLOCK_TOKENS]
+        for ahead in range(token, end, 16):
+            source = block_address(frame, sequence, ahead) + frame[SCALES] + (row + slot) * 2
+            simd.prefetch(source)
+            simd.prefetch(source + apart)
+            slot = slot + 16 if slot + 16 < tokens else 0
 
     return fetch
 
