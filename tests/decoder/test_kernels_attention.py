@@ -81,10 +81,11 @@ def test_chunks_equal_one_shot(kernels: str, chunk: int) -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("block_tokens", [1, 4, 8, 32, 64, 256])
 def test_block_size_does_not_matter(kernels: str, block_tokens: int) -> None:
-    """Every block size gives bit for bit the logits of the default one."""
+    """Every block size gives bit for bit the logits of the default one, in chunks and token by token."""
     want = run_prompt(_model("group4", kernels)[0], _prompt(280))
     model, _ = _model("group4", kernels, block_tokens=block_tokens)
     assert np.array_equal(run_prompt(model, _prompt(280), chunk=100), want)
+    assert np.array_equal(run_prompt(model, _prompt(280), chunk=1), want)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
