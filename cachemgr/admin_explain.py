@@ -11,6 +11,7 @@ from typing import Any, Final
 from cachemgr.admin_base import AdminBase, tokens_asked
 from cachemgr.explain import Elsewhere, Explanation, MissReason
 from cachemgr.ids import TenantId
+from cachemgr.key_book import NO_KEY
 from cachemgr.keys import CacheKey, Scope, derive_root, differing_parts
 from cachemgr.operations import cache_key_of
 from cachemgr.results import ScopeSpan
@@ -37,9 +38,10 @@ class ExplainAdmin(AdminBase):
         key = cache_key_of(request.key, "key") if given else self._tenants.seen_keys.last(tenant)
         manager, now = self._manager_now(), self._clocks.steady_ns()
         if key is None or manager is None:
-            cause = "no decoder has attached yet" if manager is None else "the tenant has not acquired anything yet"
+            nothing = "Nothing is resident: no decoder has attached yet"
             return admin_pb2.ExplainPrefixResponse(
-                reason=f"Nothing is resident: {cause}.", miss_reason=admin_pb2.MISS_REASON_NEVER_SEEN
+                reason=f"{nothing if manager is None else f'Nothing is known: {NO_KEY}'}.",
+                miss_reason=admin_pb2.MISS_REASON_NEVER_SEEN,
             )
         prefix = None
         if request.HasField("prefix"):

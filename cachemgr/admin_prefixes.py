@@ -17,6 +17,7 @@ from cachemgr.admin_messages import branch_message, pin_message
 from cachemgr.admin_pages import next_token, page_asked
 from cachemgr.hit_limits import HitLimits, hit_limits
 from cachemgr.ids import TenantId
+from cachemgr.key_book import NO_KEY
 from cachemgr.keys import CacheKey, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.operations import MAX_PRIORITY, cache_key_of
@@ -128,7 +129,7 @@ class PrefixAdmin(AdminBase):
             return cache_key_of(request.key, "key")
         last = self._tenants.seen_keys.last(tenant)
         if last is None:
-            raise NotFound("nothing of this prefix is resident: the tenant has not acquired anything yet")
+            raise NotFound(f"key: not given, and {NO_KEY}")
         return last
 
 

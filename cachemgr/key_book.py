@@ -14,6 +14,10 @@ from cachemgr.ids import TenantId
 from cachemgr.keys import CacheKey
 
 MAX_KEYS: Final = 64
+NO_KEY: Final = (
+    "the tenant has acquired nothing since the cache manager began; what was cached before needs its cache key"
+)
+"""Why nothing can be said of a prompt whose key was not given: adopted blocks do not tell the parts of their keys."""
 
 
 class KeyBook:

@@ -37,12 +37,19 @@ class PoolSize:
         count = self.num_blocks if self.num_blocks is not None else layout.blocks_in(self.num_bytes)
         if not MIN_POOL_BLOCKS <= count <= MAX_BLOCKS:
             raise FailedPrecondition(
-                f"the pool would have {count} blocks of {round(layout.bytes_per_block)} bytes; "
+                f"the pool would have {count} blocks of {_block_text(layout)}; "
                 f"allowed are {MIN_POOL_BLOCKS}..{MAX_BLOCKS} blocks",
                 reason="POOL_SIZE",
                 metadata={"num_blocks": str(count), "block_bytes": str(round(layout.bytes_per_block))},
             )
         return count
+
+
+def _block_text(layout: KvLayout) -> str:
+    if not layout.grouped:
+        return f"{layout.block_bytes} bytes"
+    share = "each" if layout.window_share == 1 else f"{layout.window_share} of them"
+    return f"{layout.block_bytes} bytes, with a window block of {layout.window_group.block_bytes} bytes for {share}"
 
 
 def apply_quota(manager: CacheManager, tenant: TenantId, quota: TenantQuota) -> None:

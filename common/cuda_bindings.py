@@ -23,7 +23,8 @@ class BindingsDriver:
             from cuda.bindings import driver
         except ImportError as error:
             raise FailedPrecondition(
-                "a GPU needs the package cuda-bindings: pip install 'tessera-cache[gpu]'", reason="NO_CUDA_BINDINGS"
+                "a GPU needs the package cuda-bindings: pip install -c constraints.txt -e '.[gpu]'",
+                reason="NO_CUDA_BINDINGS",
             ) from error
         self._cuda: Any = driver
         self._contexts: dict[int, Any] = {}

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="tessera plan",
         description="What keys and values take, as the arena lays them out, and how many sequences fit.",
     )
-    parser.add_argument("--model", type=Path, metavar="PATH", help="a GGUF file or a Hugging Face directory")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a GGUF file, a Hugging Face directory, or the name of a fetched model",
+    )
     for name, text in (
         ("layers", "layers"), ("heads", "query heads"), ("kv-heads", "key and value heads"), ("head-dim", "head size"),
     ):  # fmt: skip
@@ -231,9 +236,11 @@ def _row(layout: KvLayout, shape: Shape, pool: int | None) -> dict[str, Any]:
     return {"token_bytes": cost.token_bytes, "sequence_bytes": cost.sequence_bytes, "sequences_that_fit": fit}
 
 
-def main(arguments: Sequence[str], table: Table) -> int:
-    """Print the plan; returns the exit status: 0, or 2 on options or a model that make none."""
+def main(arguments: Sequence[str], table: Table, find_model: Callable[[Path], Path] = Path) -> int:
+    """Print the plan; the exit status: 0, or 2 on options or a model that make none. `find_model`: by name or path."""
     options = _parser().parse_args(list(arguments))
+    if options.model is not None:
+        options.model = find_model(options.model)
     try:
         plan = compute(shape_of(options), options)
     except (ValueError, TesseraError) as error:

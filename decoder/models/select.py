@@ -73,7 +73,7 @@ def resolve_device(device: str, dtype: str, load: LoadDriver = load_bindings) ->
 
 def _missing() -> str:
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'tessera-cache[gpu]'"
+        return "Triton is not installed: pip install -c constraints.txt -e '.[gpu]'"
     if torch.version.cuda is None and torch.version.hip is None:
         return f"this build of torch ({torch.__version__}) has no CUDA: install one that has"
     return "" if torch.cuda.is_available() else "torch can use no CUDA device in this process"

@@ -166,6 +166,25 @@ def test_explanations_of_each_kind():
     run(body)
 
 
+def test_what_a_tenant_cached_before_the_cache_manager_began_is_not_denied():
+    """Without a key, and with none seen in this life of the daemon, nothing is known; with the key all is told."""
+
+    async def body(rig):
+        decoder = await rig.attach()
+        await budget(rig, 4)
+        await fill(rig, decoder, PROMPT)
+        rig.daemon._tenants.seen_keys.forget("default")  # as after a death of the daemon, which adopts the blocks
+        answer = await explain(rig.admin, PROMPT)
+        assert "Nothing is known: the tenant has acquired nothing since the cache manager began" in answer.reason
+        pin = admin_pb2.PinPrefixRequest(tenant="default", token_ids=PROMPT)
+        assert "key: not given" in (await refused(rig.admin.PinPrefix(pin), MISSING)).message
+        assert (await explain(rig.admin, PROMPT, key=KEY)).resident_tokens == len(PROMPT)
+        pin.key.CopyFrom(KEY)
+        assert (await rig.admin.PinPrefix(pin)).pinned_tokens == len(PROMPT)
+
+    run(body)
+
+
 def test_explanation_names_the_scope_that_was_not_asked_for():
     """What lies in a group or in the public scope is told, by its scope alone; with the scope named it is resident."""
 

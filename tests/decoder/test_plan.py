@@ -74,6 +74,19 @@ def test_a_model_brings_its_sizes_and_weights(tmp_path: Path, capsys: pytest.Cap
     assert answer["pool_bytes"] == 64 * 1024**2 - answer["weight_bytes"]
 
 
+def test_a_fetched_model_is_planned_for_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tessera up` takes it; a name that nothing is fetched by is told as it was given."""
+    folder = tmp_path / "tessera" / "models" / "owner--tiny"
+    folder.mkdir(parents=True)
+    make_tiny_llama(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert plan(capsys, "--model", "owner/tiny") == plan(capsys, "--model", str(folder))
+    assert main(["--model", "owner/other"]) == 2
+    assert "there is no owner/other" in capsys.readouterr().err
+
+
 def _make_windowed(path: Path, layers: int) -> None:
     """A tiny model whose layers have windows of 40 keys, but for each sixth."""
     make_tiny_llama(path)
