@@ -572,7 +572,6 @@ RARE: list[Defect] = [
     what_a_window_needs_is_not_looked_at,
     what_was_passed_is_presented_as_it_was,
     what_was_passed_is_claimed_as_it_was,
-    the_last_resort_takes_whatever_is_oldest,
     blocks_are_free_before_the_journal_forgets_them,
     ceilings_are_not_checked,
     a_break_ends_the_lease_sooner,

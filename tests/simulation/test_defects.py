@@ -9,13 +9,13 @@ from tests.simulation.defects import (
     RARE,
     SEEN_BY_MEMORY,
     Defect,
+    the_last_resort_takes_whatever_is_oldest,
     what_a_branch_copies_from_loses_its_window_block,
 )
 from tests.simulation.kernel import Violation
 from tests.simulation.world import run
 
 FEW, MANY = 12, 400
-FINDS_A_LOST_SOURCE = 681
 
 
 def _find(defect: Defect, seeds: int, monkeypatch: pytest.MonkeyPatch, *, recount: bool = True) -> str:
@@ -45,12 +45,21 @@ def test_a_rare_defect_is_found(defect: Defect, monkeypatch: pytest.MonkeyPatch)
     assert _find(defect, MANY, monkeypatch)
 
 
-def test_a_defect_that_few_seeds_meet_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence must publish what a branch has yet to copy from, and find it listed without a window block."""
-    run(FINDS_A_LOST_SOURCE)
-    what_a_branch_copies_from_loses_its_window_block(monkeypatch)
-    with pytest.raises(Violation, match="the source of its copy: a window block is missing"):
-        run(FINDS_A_LOST_SOURCE)
+@pytest.mark.parametrize(
+    ("defect", "seed", "says"),
+    [
+        (what_a_branch_copies_from_loses_its_window_block, 681, "the source of its copy: a window block is missing"),
+        (the_last_resort_takes_whatever_is_oldest, 971, "and was to keep"),
+    ],
+)
+def test_a_defect_that_few_seeds_meet_is_found(
+    defect: Defect, seed: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seed that meets it finds it, and nothing without it."""
+    run(seed)
+    defect(monkeypatch)
+    with pytest.raises(Violation, match=says):
+        run(seed)
 
 
 @pytest.mark.parametrize("defect", SEEN_BY_MEMORY, ids=lambda defect: defect.__name__)
