@@ -67,9 +67,10 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = data.draw(st.lists(st.sampled_from(sorted(self.published)), unique=True)) if self.published else []
         if from_first := data.draw(st.booleans()):
             blocks.sort(key=lambda block: -self.holds[block])
-        num_idle = self.pool.count_idle(run_of(blocks), from_first=from_first)
+        path = np.array(blocks, np.intp)  # in this order: holders become fewer along it
+        num_idle = self.pool.count_idle(path, from_first=from_first)
         assert num_idle == sum(not self.holds[block] for block in blocks)
-        self.pool.hold_published(run_of(blocks), num_idle)
+        self.pool.hold_published(path, num_idle)
         self.holds.update(blocks)
 
     @rule(data=st.data())
@@ -78,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = data.draw(st.lists(st.sampled_from(fit), unique=True)) if fit else []
         if from_first := data.draw(st.booleans()):
             blocks.sort(key=lambda block: -self.holds[block])
-        self.pool.unhold_published(run_of(blocks), from_first=from_first)
+        self.pool.unhold_published(np.array(blocks, np.intp), from_first=from_first)
         self.holds.subtract(blocks)
         self._expect_freed(set())
 
