@@ -138,7 +138,7 @@ def test_the_simulation_loses_the_answers_of_claims() -> None:
 def test_what_reads_nothing_ends_also_where_floors_take_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds whose floors take the whole pool and whose long prompts may read nothing: who stands still is lent
     what is its own tenant's. Without that, the rule before, neither comes to its end."""
-    seeds = (227, 563)
+    seeds = (59, 563)
     for seed in seeds:
         world = World(seed)
         world.run()
