@@ -14,7 +14,7 @@ from typing import Any, Final
 from decoder.kernels import simd, sync
 from decoder.kernels.adapters import lower, raise_sums
 from decoder.kernels.block_products import block_product
-from decoder.kernels.compiled import kernel
+from decoder.kernels.compiled import kernel, variant
 from decoder.kernels.frame import (
     ADAPTERS,
     CAP_SIZE_OFFSET,
@@ -29,6 +29,7 @@ from decoder.kernels.frame import (
     SIZE,
 )
 from decoder.kernels.rows import gelu_multiply, silu_multiply, store_input, weight_bytes
+from decoder.kernels.sets import uses_tiles
 
 STORE: Final = 0  # out[row] = sums
 ADD: Final = 1  # out[row] += sums
@@ -36,7 +37,8 @@ GATE: Final = 2  # next input[row] = silu(even column block) * odd column block
 GATE_GELU: Final = 3  # the same with the tanh approximation of GELU
 CAPPED: Final = 4  # out[row] = soft cap of sums
 
-_PANEL_ROWS: Final = 512  # rows whose inputs stay in the second-level cache while the weights stream past
+_GROUP_BYTES: Final = 200 << 10  # of weights, that stay in the second-level cache beside a panel's inputs
+_TASKS: Final = 16  # for each thread, at least: the last one that runs keeps the others waiting
 
 
 @kernel
@@ -74,6 +76,30 @@ def add_bias(sums: int, rows: int, bias: int) -> None:
         simd.store_floats(target + 64, simd.add(simd.load_floats(target + 64), second))
 
 
+def blocking(kernels: Any) -> Any:
+    """(rows of a panel of inputs, most pairs of column blocks that pass it together)."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(blocking)
+def _blocking(kernels: Any) -> Any:
+    # Panel and group lie in the second-level cache together, so that neither comes anew for each part of the other.
+    # Tiles multiply so fast that weights must come once for as many rows as may be.
+    rows, pairs = (512, 1) if uses_tiles(kernels) else (128, 4)
+    return lambda kernels: (rows, pairs)
+
+
+@kernel
+def _pairs_together(rows: int, panels: int, pairs: int, most: int, pair_bytes: int, size: int) -> int:
+    """Pairs of column blocks of one task."""
+    if rows <= ROW_BLOCK:
+        return max(1, pairs // (size * 32))
+    group = max(1, min(most, _GROUP_BYTES // pair_bytes))
+    while group > 1 and panels * ((pairs + group - 1) // group) < _TASKS * size:
+        group >>= 1
+    return group
+
+
 @kernel
 def linear(
     kernels: Any, frame: Any, adapted: int, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int,
@@ -85,18 +111,19 @@ def linear(
     `bias`, float32 in the order of the weights' columns, is added before the ending; 0 is none.
     `adapted` is the entry of the product in an adapter's table where rows of the step may have one, else NO_ADAPTER.
     """
-    panels = (rows + _PANEL_ROWS - 1) // _PANEL_ROWS
-    grain = max(1, pairs // (size * 32))
+    panel, most = blocking(kernels)
+    panels = (rows + panel - 1) // panel
+    grain = _pairs_together(rows, panels, pairs, most, weight_pair_bytes, size)
     groups = (pairs + grain - 1) // grain
     while True:
         task = sync.fetch_add_int64(counter, 1)
         if task >= panels * groups:
             return
-        first_row = (task // groups) * _PANEL_ROWS
-        last_row = min(rows, first_row + _PANEL_ROWS)
+        first_row = (task // groups) * panel
+        last_row = min(rows, first_row + panel)
         first_pair = (task % groups) * grain
-        for pair in range(first_pair, min(pairs, first_pair + grain)):
-            for row in range(first_row, last_row, ROW_BLOCK):
+        for row in range(first_row, last_row, ROW_BLOCK):
+            for pair in range(first_pair, min(pairs, first_pair + grain)):
                 here = min(ROW_BLOCK, last_row - row)
                 block_product(
                     kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
