@@ -1,9 +1,11 @@
-"""How much memory this machine, or the container that we run in, has."""
+"""How much memory this machine, or the container that we run in, has, and that nobody takes more."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from common.errors import ResourceExhausted
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMIT = _CGROUP / "memory.max"
@@ -33,6 +35,18 @@ def available_bytes(memory: Path = _MEMORY, group: Path = _CGROUP) -> int:
     except (OSError, ValueError):
         return free
     return min(free, max(0, limit - used + cached.get("inactive_file", 0) + cached.get("active_file", 0)))
+
+
+def check_available(num_bytes: int, subject: str, what: str) -> None:
+    """Raise ResourceExhausted (NO_MEMORY) with both numbers where `what` takes more bytes than can be taken."""
+    if num_bytes > (free := available_bytes()):
+        raise ResourceExhausted(
+            f"{subject}: {what} take {num_bytes} bytes of memory; {free} can be taken",
+            subject=subject,
+            needed=num_bytes,
+            usable=free,
+            reason="NO_MEMORY",
+        )
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -1,11 +1,10 @@
-"""A second, smaller model that guesses tokens, with keys and values of its own. Owns those blocks and how far each
-sequence is computed in them.
+"""A second, smaller model that guesses tokens, with keys and values of its own. Owns how far each sequence is computed.
 
-Invariants: its blocks are private memory of this process, a fixed number of them, and belong to one sequence each; a
-block beyond a sequence's right tokens is overwritten, never read. Its prompt is computed here again, in chunks beside
-the steps, and a sequence is guessed for once it has caught up. Where blocks lack, sequences that are not asked about
-now lose theirs; where they still lack, there is no guess. Guesses are greedy. Called by the speculator, on the engine's
-thread; it knows no lease, and nothing of it reaches the cache manager.
+Invariants: its blocks (`draft_blocks.py`) are private memory of this process, a fixed number of them, and belong to one
+sequence each; a block beyond a sequence's right tokens is overwritten, never read. Its prompt is computed here again,
+in chunks beside the steps, and a sequence is guessed for once it has caught up. Where blocks lack, sequences that are
+not asked about now lose theirs; where they still lack, there is no guess. Guesses are greedy. Called by the speculator,
+on the engine's thread; it knows no lease, and nothing of it reaches the cache manager.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ from common.config import Options
 from common.errors import InvalidArgument
 from common.layout import NULL_BLOCK
 from common.logs import get_logger
+from common.memory import check_available
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
-from decoder.grouped_arena import private_arena
+from decoder.draft_blocks import DraftBlocks, Table
+from decoder.grouped_arena import private_arena, usable_blocks
 from decoder.runner import StepModel
 from decoder.sequence import IntArray, Sequence, SequenceId, SequenceState
 from decoder.weights import load_model
@@ -39,7 +40,7 @@ class _Draft:
     """How far a sequence is computed here: its first `computed` tokens, and after them those of `guessed`."""
 
     sequence: Sequence
-    blocks: list[int] = field(default_factory=list)
+    table: Table = field(default_factory=Table)
     computed: int = 0
     guessed: IntArray = field(default_factory=lambda: NO_TOKENS)
 
@@ -52,7 +53,7 @@ class _Draft:
 
 
 class DraftModel:
-    """A drafter over `model` and `arena`, blocks of the model's layout of which the first is the null block.
+    """A drafter over `model` and `arena`, which lies as the model's layout says and is nobody else's.
 
     At most `chunk_tokens` tokens are computed in each call to catch up.
     """
@@ -61,15 +62,19 @@ class DraftModel:
         self._model = model
         self._arena = arena
         self._chunk_tokens = chunk_tokens
-        self._block_tokens: int = model.layout.block_tokens
         self._max_position: int = model.config.max_position
-        self._free = list(range(len(arena) - 1, NULL_BLOCK, -1))
+        self._blocks = DraftBlocks(model.layout, arena)
         self._drafts: dict[SequenceId, _Draft] = {}  # the one asked for last comes last
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence has."""
-        return len(self._free)
+        return self._blocks.num_free
+
+    @property
+    def num_free_window_blocks(self) -> int:
+        """Window blocks that no sequence has; 0 where the model has no layer groups."""
+        return self._blocks.num_free_windows
 
     def propose(self, wanted: Rows[tuple[Sequence, int]]) -> list[IntArray]:
         """See Drafter."""
@@ -81,13 +86,17 @@ class DraftModel:
         budget = self._chunk_tokens
         for sequence, count in wanted:
             draft = self._draft_of(sequence)
-            tokens = sequence.tokens[draft.computed :][:budget]
             count = min(count, self._max_position - sequence.num_tokens)
-            if count < 1 or not len(tokens) or not self._cover(draft, sequence.num_tokens + count, asked):
+            most = min(budget, self._blocks.most_tokens - count)
+            tokens = sequence.tokens[draft.computed :][: max(0, most)]
+            end = draft.computed + len(tokens)
+            if count < 1 or not len(tokens):
+                continue
+            if not self._cover(draft, end + (count if end == sequence.num_tokens else 0), asked):
                 continue
             budget -= len(tokens)
             parts.append((draft, tokens))
-            if draft.computed + len(tokens) == sequence.num_tokens:
+            if end == sequence.num_tokens:
                 counts[sequence.sequence_id] = count
                 guesses[sequence.sequence_id] = []
         while parts:
@@ -113,23 +122,23 @@ class DraftModel:
                 self._drop(name)
 
     def _drop(self, name: SequenceId) -> None:
-        self._free += self._drafts.pop(name).blocks
+        self._blocks.release(self._drafts.pop(name).table)
 
     def _draft_of(self, sequence: Sequence) -> _Draft:
         draft = self._drafts.pop(sequence.sequence_id, None) or _Draft(sequence)
         self._drafts[sequence.sequence_id] = draft
         draft.settle()
+        self._blocks.leave(draft.table, draft.computed)
         return draft
 
     def _cover(self, draft: _Draft, num_tokens: int, asked: set[SequenceId]) -> bool:
-        lacking = -(-num_tokens // self._block_tokens) - len(draft.blocks)
         for name in [name for name in self._drafts if name not in asked]:
-            if lacking <= len(self._free):
+            if self._blocks.fits(draft.table, num_tokens):
                 break
             self._drop(name)
-        if lacking > len(self._free):
+        if not self._blocks.fits(draft.table, num_tokens):
             return False
-        draft.blocks += [self._free.pop() for _ in range(lacking)]
+        self._blocks.cover(draft.table, num_tokens)
         return True
 
     # ---- computing
@@ -149,9 +158,9 @@ class DraftModel:
         starts = np.zeros(len(parts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         firsts = [draft.computed for draft, _ in parts]
-        tables = np.full((len(parts), max(len(draft.blocks) for draft, _ in parts)), NULL_BLOCK, np.int32)
+        tables = np.full((len(parts), max(len(draft.table.blocks) for draft, _ in parts)), NULL_BLOCK, np.int32)
         for row, (draft, _) in zip(tables, parts, strict=True):
-            row[: len(draft.blocks)] = draft.blocks
+            row[: len(draft.table.blocks)] = draft.table.blocks
         positions = [np.arange(first, first + count) for first, count in zip(firsts, counts, strict=True)]
         return StepBatch(
             token_ids=np.concatenate([tokens for _, tokens in parts]).astype(np.int32),
@@ -180,21 +189,30 @@ def load_draft(
     draft = load_model(
         options.draft_model, dtype, options.block_tokens, options.kv_dtype, options.threads,
         lambda stage, fraction: progress(f"draft {stage}", fraction),
-        min(options.max_context or 0, longest), options.weights_cache, layer_groups=False,
+        min(options.max_context or 0, longest), options.weights_cache,
     )  # fmt: skip
     check_same_vocabulary(model, draft)
-    arena = private_arena(draft.layout, num_draft_blocks(draft, options.draft_kv_bytes) - 1)
+    num_blocks = num_draft_blocks(draft, options.draft_kv_bytes)
+    check_available(draft.layout.arena_bytes(num_blocks), "draft_kv_bytes", "keys and values of the draft model")
+    arena = private_arena(draft.layout, num_blocks)
     draft.warm_up(arena)
-    get_logger().info("draft_model_loaded", model=options.draft_model.name, blocks=len(arena) - 1)
+    get_logger().info(
+        "draft_model_loaded", model=options.draft_model.name, blocks=usable_blocks(arena),
+        window_blocks=draft.layout.num_window_blocks(num_blocks),
+    )  # fmt: skip
     return DraftModel(draft, arena, options.chunk_tokens)
 
 
 def num_draft_blocks(model: StepModel, kv_bytes: int) -> int:
-    """Blocks of keys and values that fit `kv_bytes`, the null block among them. Raises InvalidArgument below two."""
-    count = kv_bytes // int(model.layout.block_bytes)
-    if count < 2:
+    """Usable blocks of an arena that fits `kv_bytes`, with window blocks and null blocks. Raises InvalidArgument where
+    there is none."""
+    layout = model.layout
+    count: int = layout.blocks_in(kv_bytes)
+    while count > 0 and layout.arena_bytes(count) > kv_bytes:
+        count -= 1
+    if count < 1:
         raise InvalidArgument(
-            "draft_kv_bytes", f"is {kv_bytes}; allowed is {2 * model.layout.block_bytes} and more with this draft model"
+            "draft_kv_bytes", f"is {kv_bytes}; allowed is {layout.arena_bytes(1)} and more with this draft model"
         )
     return count
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.memory import check_available
+
 FloatArray = NDArray[np.float32]
 
 HUGE_PAGE: Final = 1 << 21
@@ -27,11 +29,16 @@ class Memory:
     """One zeroed, page-aligned mapping cut into 64-byte-aligned arrays. Arrays live as long as this object.
 
     filled: what is taken holds its weights already and cannot be written (`decoder/weights/packed_file.py`)
+
+    Raises ResourceExhausted (NO_MEMORY) where the machine has not so much left: the mapping itself would be made, and
+    the process killed while it fills it.
     """
 
     filled = False
 
     def __init__(self, num_bytes: int) -> None:
+        if not self.filled:
+            check_available(num_bytes, "model", "its weights")
         # Private: shared anonymous memory is a file of tmpfs to the kernel, and mostly gets no huge pages.
         self._map = mmap.mmap(-1, num_bytes + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import InvalidArgument
+from common.errors import InvalidArgument, ResourceExhausted
+from common.layout import KvLayout
 from decoder.draft_model import DraftModel, check_same_vocabulary, num_draft_blocks
+from decoder.grouped_arena import parts_of
+from decoder.models.packing import Memory
 from decoder.sequence import Request, Sequence, SequenceId, SequenceState, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
-from tests.decoder.rig import BLOCK_TOKENS, Node, RecallModel, greedy_oracle, prompt_of, request, solo
+from decoder.windows import Windows
+from tests.decoder.model_rig import empty_arena
+from tests.decoder.rig import BLOCK_TOKENS, VOCAB, Node, RecallModel, greedy_oracle, prompt_of, request, solo
 from tests.tiny_models import make_tiny_llama
 
 DRAFT = SpeculationParams(SpeculationMode.DRAFT_MODEL, 6)
@@ -152,9 +158,130 @@ def test_a_draft_model_of_another_vocabulary_is_refused_by_name(field: str) -> N
         check_same_vocabulary(model, draft)  # type: ignore[arg-type]
 
 
-def test_its_memory_is_what_was_allowed() -> None:
-    """As many blocks as fit; too few for one sequence are refused by the option's name."""
-    model = RecallModel()
-    assert num_draft_blocks(model, 10 * model.layout.block_bytes + 1) == 10
-    with pytest.raises(InvalidArgument, match="draft_kv_bytes"):
-        num_draft_blocks(model, model.layout.block_bytes)
+def test_its_memory_is_what_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many blocks as fit, with the null one and with window blocks; too few for one sequence are refused by the
+    option's name, and weights that the machine has no memory for before any is taken."""
+    layout = RecallModel().layout
+    mixed = KvLayout.of(6, 1, 16, 16, "float32", 40, (0, 1, 3, 4, 5))
+    for one in (layout, mixed):
+        model: Any = SimpleNamespace(layout=one)
+        for allowed in (one.arena_bytes(1), 123_456, 10_000_000):
+            count = num_draft_blocks(model, allowed)
+            assert one.arena_bytes(count) <= allowed < one.arena_bytes(count + 1)
+        with pytest.raises(InvalidArgument, match="draft_kv_bytes"):
+            num_draft_blocks(model, one.arena_bytes(1) - 1)
+    Memory(1 << 20)
+    monkeypatch.setattr("common.memory.available_bytes", lambda: (1 << 20) - 1)
+    with pytest.raises(ResourceExhausted, match="its weights take 1048576 bytes of memory; 1048575 can be taken"):
+        Memory(1 << 20)
+
+
+# ---- layers with windows
+
+GROUP_WINDOW = 10
+
+
+def long_text(drafter: DraftModel, sequence: Sequence, count: int, after: Callable[[], object]) -> list[bool]:
+    """Whether each guess is right while `count` tokens are told: whole guesses or parts of them, and one token that was
+    not guessed. `after` runs after each guess."""
+    rights, random = [], np.random.default_rng(2)
+    while sequence.num_generated < count:
+        guess = drafter.propose([(sequence, 5)])[0].tolist()
+        rights.append(guess == greedy_oracle(sequence.tokens.tolist(), 5))
+        after()
+        told = guess if random.random() < 0.6 else guess[: random.integers(0, len(guess) + 1)]
+        other = (guess[len(told)] + 1) % VOCAB if len(told) < len(guess) else 7
+        for token in [*told, other]:
+            sequence.append_token(token)
+    return rights
+
+
+def grouped_draft() -> tuple[DraftModel, Any, int]:
+    """A draft with a window in one of two layers, on window blocks for three windows, and how many those are."""
+    model: Any = RecallModel(group_window=GROUP_WINDOW)
+    arena = empty_arena(model, 120, 3 * model.layout.window_reach)
+    return DraftModel(model, arena, 16), arena, len(arena.window_blocks) - 1
+
+
+def poison_free_window_blocks(arena: Any) -> None:
+    """Whatever no block has is NaN."""
+    free = np.setdiff1d(np.arange(len(arena.window_blocks)), arena.of)
+    arena.window_blocks[free] = np.nan
+
+
+def test_a_draft_with_windows_keeps_no_window_block_that_it_has_passed() -> None:
+    """A prompt and an answer of many windows, on window blocks for three: guesses are right all along, between two of
+    them a sequence holds its window alone, and others find room beside it; what was given up is NaN."""
+    drafter, arena, total = grouped_draft()
+    sequence = sequence_of(1, request(1, prompt_of(83), max_tokens=500), [])
+    held: list[int] = []
+
+    def after() -> None:
+        poison_free_window_blocks(arena)
+        held.append(total - drafter.num_free_window_blocks)
+
+    assert long_text(drafter, sequence, 150, after) == [False] * 5 + [True] * (len(held) - 5), "first the prompt"
+    model = RecallModel(group_window=GROUP_WINDOW)
+    # Of the window, the guesses, and what was computed since: the tokens of one step.
+    assert max(held[8:]) <= model.layout.blocks_for(GROUP_WINDOW + 2 * 6) + 1 < total
+    other = sequence_of(2, request(2, prompt_of(70, 3), max_tokens=500), [])
+    assert all(long_text(drafter, other, 60, after)[5:])
+    sequence.state = other.state = SequenceState.FINISHED
+    assert drafter.propose([]) == []
+    assert (drafter.num_free_window_blocks, drafter.num_free_blocks) == (total, 120)
+    assert not arena.of.any()
+
+
+def test_a_window_block_that_a_draft_gives_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a block sooner, and the draft has no guess, since what it reads is NaN."""
+    passed_by = Windows.passed_by
+    monkeypatch.setattr(Windows, "passed_by", lambda self, computed: passed_by(self, computed) + (computed > 40))
+    drafter, arena, _ = grouped_draft()
+    sequence = sequence_of(1, request(1, prompt_of(83), max_tokens=500), [])
+    assert not any(long_text(drafter, sequence, 20, lambda: poison_free_window_blocks(arena)))
+
+
+@pytest.mark.parametrize(("name", "window"), [("gemma3", 40), ("gemma2", 40), ("mistral", 40)])
+def test_real_drafts_with_windows(tmp_path: Path, name: str, window: int) -> None:
+    """Tiny models with windows in some layers, or in all, as drafts of themselves, with room for little more than a
+    window: every guess for prompts and answers of many windows is right, and nothing that is free is read."""
+    pytest.importorskip("transformers")
+    from tests.tiny_families import VOCABULARY, make_family
+
+    make_family(tmp_path, name, sliding_window=window)
+    model = load_model(tmp_path, "float32", 16)
+    reach = model.layout.window_reach
+    node = Node(96, model=model, arena=empty_arena(model, 96), chunk_tokens=64)
+    # For two sequences, each with its window and a chunk; where every layer has a window, of blocks themselves.
+    room = 2 * (reach + 3)
+    arena = empty_arena(model, 96, room) if model.layout.grouped else empty_arena(model, room)
+    drafter = DraftModel(model, arena, 32)
+    node.engine._loop._speculator._drafters[SpeculationMode.DRAFT_MODEL] = drafter
+    random = np.random.default_rng(5)
+    for number in range(2):
+        prompt = random.integers(3, VOCABULARY, 300 + 40 * number).tolist()
+        node.submit(request(number, prompt, max_tokens=120, speculation=DRAFT))
+    lowest = room
+
+    def poisoned() -> bool:
+        nonlocal lowest
+        drafter._drop_ended()
+        for draft in drafter._drafts.values():
+            drafter._blocks.leave(draft.table, draft.computed)
+        memory, _ = parts_of(arena, model.layout)[-1]
+        blocks = {block for draft in drafter._drafts.values() for block in draft.table.blocks}
+        held = {int(arena.of[block]) for block in blocks} if model.layout.grouped else blocks
+        free = np.setdiff1d(np.arange(1, len(memory)), list(held))
+        memory[free] = np.nan
+        lowest = min(lowest, len(free))
+        return all(node.sink.done(number) for number in range(2))
+
+    node.until(poisoned)
+    drafted, accepted = (sum(column) for column in zip(*node.sink.drafts.values(), strict=True))
+    assert drafted == accepted > 120
+    assert all(len(node.sink.tokens[number, 0]) == 120 for number in range(2))
+    assert lowest < room - 2, "control: the room is used"
+    drafter.propose([])
+    usable = room if not model.layout.grouped else 96
+    assert drafter.num_free_blocks == usable
+    assert drafter.num_free_window_blocks == (room if model.layout.grouped else 0)
