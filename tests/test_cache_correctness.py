@@ -1,14 +1,15 @@
 """Whatever is cached, cut, copied, shared or evicted, an answer is the one that no cache would give.
 
 The sections: cached and no-cache logits; positions around block boundaries; truncation, sliding window and rope
-scaling; beam and speculative copy-on-write; prefix reuse across tenants; eviction never returns stale blocks. Each
-runs tiny models of real families in the real engine over the real cache manager, and whatever is freed is filled with
-NaN at once. "Equal" is equal tokens and equal log-probabilities to the last bit; what no cache would give comes from
-the same model alone without cache, and from `transformers` without cache within 1e-3.
+scaling; beam and speculative copy-on-write; prefix reuse across adapters and tenants; eviction never returns stale
+blocks. Each runs tiny models of real families in the real engine over the real cache manager, and whatever is freed is
+filled with NaN at once. "Equal" is equal tokens and equal log-probabilities to the last bit; what no cache would give
+comes from the same model alone without cache, and from `transformers` without cache within 1e-3.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +23,18 @@ from cachemgr.ids import TenantId
 from cachemgr.keys import CacheKey, derive_root
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
+from decoder.adapter_pool import AdapterUse
 from decoder.cache_api import Acquire, Acquired, Event
 from decoder.grouped_arena import GroupedArena
+from decoder.inprocess import InProcessClient
 from decoder.sequence import BeamParams, SpeculationMode, SpeculationParams
 from decoder.weights import load_model
+from decoder.weights.adapter import load_adapter, module_shapes
 from tests.decoder.model_rig import empty_arena
 from tests.decoder.rig import Node, request
 from tests.decoder.test_engine_speculation import Teller, indexed
-from tests.tiny_families import FAMILIES, VOCABULARY, make_family
+from tests.tiny_adapters import adapter_config, adapter_tensors, merged, write_adapter
+from tests.tiny_families import FAMILIES, PROMPT_TOKENS, VOCABULARY, make_family
 
 pytest.importorskip("transformers")
 
@@ -72,10 +77,22 @@ class Served(Node):
 
     number = 0
 
-    def ask(self, prompt: Sequence[int], *, samples: int = 1, new: int = NEW, **options: Any) -> tuple[int, Told]:
-        """Cached tokens and what was told; (-1, ()) where the request failed."""
+    def ask(
+        self,
+        prompt: Sequence[int],
+        *,
+        samples: int = 1,
+        new: int = NEW,
+        adapter: AdapterUse | None = None,
+        interrupt: Callable[[], object] = lambda: None,
+        **options: Any,
+    ) -> tuple[int, Told]:
+        """Cached tokens and what was told; (-1, ()) where the request failed. `interrupt` runs once it is submitted."""
         self.number += 1
-        self.submit(request(self.number, prompt, max_tokens=new, num_samples=samples, **{"num_logprobs": 3, **options}))
+        options = {"num_logprobs": 3, **options}
+        item = request(self.number, prompt, max_tokens=new, num_samples=samples, **options)
+        self.submit(replace(item, adapter=adapter))
+        interrupt()
         self.finish(self.number)
         self.assert_quiet()
         if self.number in self.sink.failed:
@@ -83,6 +100,15 @@ class Served(Node):
         keys = [(self.number, sample) for sample in range(samples)]
         told = tuple((self.sink.tokens[key], self.sink.logprobs[key]) for key in keys)
         return self.sink.cached[self.number], told
+
+    def preempt_when(self, reached: Callable[[], bool]) -> None:
+        """Once it is `reached` whoever runs loses its blocks."""
+        self.until(reached)
+        scheduler = self.engine._loop._scheduler
+        assert scheduler.running
+        for sequence in list(scheduler.running):
+            self.engine._loop._reporter.release(sequence)
+            scheduler.requeue(sequence)
 
     def spoil(self, change: Callable[[Acquired], Acquired]) -> None:
         """From now on the engine is told something else than what the cache manager answered."""
@@ -149,6 +175,29 @@ def test_cached_and_no_cache_logits(families: Families, name: str, length: int) 
     assert node.ask(prompt) == (length - 1, want)
     if name != "phi3-long":  # where the whole of a shorter text is computed with the factors for longer ones
         family.assert_no_cache_says(branch, family.alone(branch))
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_family_in_chunks_cached_and_preempted(families: Families, name: str) -> None:
+    """A prompt that crosses the family's windows and scaling boundaries: in one chunk, in chunks, on a hit, and where
+    its blocks are lost amid the prompt and again amid the answer, with a cache to go on from and without."""
+    family, prompt = families(name), text(PROMPT_TOKENS)
+    want = family.alone(prompt)
+    family.assert_no_cache_says(prompt, want)
+    node = family.node()
+    for cached in (0, len(prompt) - 1):
+        assert node.ask(prompt) == (cached, want)
+    for options in ({}, {"no_read": True, "no_store": True}):
+        node, lost = family.node(), list[int]()
+
+        def lose(node: Served = node, lost: list[int] = lost) -> None:
+            running = node.engine._loop._scheduler.running
+            node.preempt_when(lambda: any(sequence.num_computed > 0 for sequence in running))
+            lost.append(len(node.sink.tokens))
+            node.preempt_when(lambda: len(node.sink.tokens.get((node.number, 0), ())) == NEW // 2)
+
+        assert node.ask(prompt, interrupt=lose, **options)[1] == want
+        assert lost == [0], "control: the first time no token had come"
 
 
 def test_cached_and_no_cache_logits_together(families: Families) -> None:
@@ -336,7 +385,58 @@ def test_speculative_copy_on_write(families: Families) -> None:
     assert node.ask(longer) == (len(said[0]) - 1, family.alone(longer))
 
 
-# ---- prefix reuse across tenants
+# ---- prefix reuse across adapters and tenants
+
+
+def adapted(family: Family, folder: Path, seed: int) -> tuple[AdapterUse, Family]:
+    """A LoRA adapter of every module, and the family with its product in the weights of `transformers`."""
+    shapes, layers = module_shapes(family.model.config), family.model.config.num_layers
+    deltas = adapter_tensors(shapes, layers, 4, seed=seed)
+    read = load_adapter(write_adapter(folder / str(seed), adapter_config(4), deltas), family.model.config)
+    reference = copy.deepcopy(family.reference)
+    plain = {name: value.numpy() for name, value in reference.state_dict().items()}
+    reference.load_state_dict({name: torch.tensor(value) for name, value in merged(plain, deltas, 2.0).items()})
+    return AdapterUse(family.model.pack_adapter(read.layers), read.digest), Family(reference, family.model)
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_prefix_reuse_across_adapters(families: Families, name: str, tmp_path: Path) -> None:
+    """One prompt under the base and two adapters: none reads what another computed, each hits what it computed itself,
+    in whole and in part, also when the same content is loaded again; another tenant hits nothing."""
+    family, prompt = families(name), text(3 * B + 5)
+    first, first_merged = adapted(family, tmp_path, 1)
+    second, second_merged = adapted(family, tmp_path, 2)
+    uses, node = (None, first, second), family.node(root=b"a" * 32)
+    wanted = [family.alone(prompt, adapter=use) for use in uses]
+    assert len({tuple(told[0][0]) for told in wanted}) == 3, "control: the adapters matter"
+    for one, want in zip((family, first_merged, second_merged), wanted, strict=True):
+        one.assert_no_cache_says(prompt, want)
+    for cached in (0, len(prompt) - 1):
+        for use, want in zip(uses, wanted, strict=True):
+            assert node.ask(prompt, adapter=use) == (cached, want)
+    branch = [*prompt[: 2 * B + 1], *text(20, seed=8)]
+    for use in uses:
+        assert node.ask(branch, adapter=use) == (2 * B + 1, family.alone(branch, adapter=use))
+    again = AdapterUse(second.weights, second.digest)
+    assert node.ask(prompt, adapter=again) == (len(prompt) - 1, wanted[2])
+    other = Served(model=family.model, manager=node.manager, arena=node.arena, tenant="blau", root=b"b" * 32)
+    for use, want in zip(uses, wanted, strict=True):
+        assert other.ask(prompt, adapter=use) == (0, want)
+
+
+def test_an_adapter_that_is_not_in_the_key_would_be_seen(
+    families: Families, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: under one root for all, an adapter's answer begins with keys and values of the base."""
+    family, prompt = families("llama3"), text(3 * B + 5)
+    use, _ = adapted(family, tmp_path, 1)
+    want = family.alone(prompt, adapter=use)
+    monkeypatch.setattr(InProcessClient, "_root_of", lambda self, command: self._root)
+    node = family.node()
+    node.ask(prompt)
+    cached, told = node.ask(prompt, adapter=use)
+    assert cached == len(prompt) - 1
+    assert told != want
 
 
 def test_prefix_reuse_across_tenants(families: Families) -> None:

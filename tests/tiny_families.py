@@ -49,6 +49,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama-odd-sizes": Family(
         "LlamaConfig", "LlamaForCausalLM", {"hidden_size": 72, "intermediate_size": 90, "head_dim": 80}
     ),
+    # As many key heads as query heads.
+    "llama2": Family(
+        "LlamaConfig", "LlamaForCausalLM",
+        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
     "llama-biases": Family(
         "LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "intermediate_size": 90}
     ),

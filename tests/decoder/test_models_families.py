@@ -132,6 +132,20 @@ def test_digests_hold_every_setting(tmp_path: Path, changes: dict[str, object], 
     assert getattr(changed, digest) != getattr(plain, digest)
 
 
+def test_dynamic_scaling_equals_transformers_at_the_configured_length(tmp_path: Path) -> None:
+    """Beyond the model's own context, at every position of a prompt of the configured length; the same bits in chunks.
+    The control: for another length `transformers` has another base."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    reference = make_family(tmp_path, "llama3", rope_parameters=rope, max_position_embeddings=128)
+    # Its base only ever grows: the shorter prompt goes first.
+    shorter = reference_logits(reference, PROMPT[:200])
+    model = load_model(tmp_path, "float32", 16, max_context=PROMPT_TOKENS)
+    whole = run_prompt(model, PROMPT)
+    assert relative_error(whole, reference_logits(reference)) < 1e-4
+    assert np.array_equal(run_prompt(model, PROMPT, chunk=37), whole)
+    assert relative_error(whole[:200], shorter) > 1e-2
+
+
 def test_longrope_goes_by_the_configured_context(tmp_path: Path) -> None:
     """The configured maximum, not a prompt's length, chooses the factors, and the cache key tells them apart."""
     reference = make_family(tmp_path, "phi3-long")

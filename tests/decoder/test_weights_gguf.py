@@ -26,6 +26,7 @@ Array = NDArray[np.float32]
 
 # Family of `tests/tiny_families.py`: the architecture of its GGUF file, and what its metadata say besides sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
     "llama3": ("llama", {}),
     "llama-biases": ("llama", {}),
     "qwen2": ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
