@@ -29,8 +29,11 @@ COLUMNS = ("claim", "claimed", "measured", "holds", "how it was measured")
 Row = list[Cell]
 
 CONTEXTS = (256, 512, 1024, 2048, 4096)
-STEP_TOKENS = 17
+STEP_TOKENS = 33
 MAX_BATCH = 16
+# Of the comparison of batching: an eighth of ShareGPT's lengths, and waves whose reservations fill the memory.
+BATCHED_PROMPT, BATCHED_ANSWER, LONGEST_PROMPT, LONGEST_ANSWER = 20.0, 42.0, 128, 512
+RESERVED, CONFINED_BATCH = 4, 32
 MEAN_PROMPT, MEAN_ANSWER, MAX_CONTEXT = 161, 338, 2048  # of ShareGPT, and the reservation of Kwon et al. 2023
 SAMPLES = 16
 
@@ -53,6 +56,7 @@ def decode_rows(engine: Asker, vocabulary: int, contexts: Sequence[int] = CONTEX
     longer, slower = contexts[-1] / contexts[0], steps[-1] / steps[0]
     told = ", ".join(f"{step * 1e3:.3g}" for step in steps)
     places = ", ".join(map(str, contexts))
+    late, early, curved = growth(contexts, steps)
     return [
         [
             "a token's time grows linearly with the context, not quadratically",
@@ -62,6 +66,13 @@ def decode_rows(engine: Asker, vocabulary: int, contexts: Sequence[int] = CONTEX
             f"median of {STEP_TOKENS - 1} steps at contexts {places}: {told} ms",
         ],
         [
+            "the same by its growth: what a token of context adds late, over what it added early",
+            f"1 x (quadratic: {curved:.2f} x)",
+            f"{late / early:.2f} x",
+            held(0 < late < early * (1 + curved) / 2),
+            f"{late * 1e9:.3g} and {early * 1e9:.3g} ns, below and above a context of {contexts[-2]}",
+        ],
+        [
             "the cache saves computing the context again for each token",
             "> 1 x",
             f"{whole[-1] / steps[-1]:.3g} x",
@@ -69,6 +80,16 @@ def decode_rows(engine: Asker, vocabulary: int, contexts: Sequence[int] = CONTEX
             f"prefill of {contexts[-1]} tokens ({whole[-1]:.3g} s, in {len(contexts)} parts) over one step there",
         ],
     ]
+
+
+def growth(contexts: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Of times at rising contexts: seconds that a token of context adds over the last part and over all before it, and
+    how many times as much the last part would add if times grew with the square."""
+    first, middle, last = contexts[0], contexts[-2], contexts[-1]
+    if first == middle:
+        first = 0
+    early = (seconds[-2] - (seconds[0] if first else 0.0)) / (middle - first)
+    return (seconds[-1] - seconds[-2]) / (last - middle), early, (last + middle) / (middle + first)
 
 
 def prefix_row(engine: Asker, vocabulary: int, length: int = 1024, own: int = 64, repeats: int = 3) -> Row:
@@ -88,33 +109,39 @@ def prefix_row(engine: Asker, vocabulary: int, length: int = 1024, own: int = 64
     return ["a shared prefix saves time to first token", "up to 90 %", f"{saved:.1f} %", held(saved >= 90), how]
 
 
-def batching_rows(engine: Asker, vocabulary: int, count: int = 64, max_batch: int = MAX_BATCH) -> list[Row]:
-    """The same requests, of very mixed lengths: as places fall free, and in waves that wait for their longest."""
-    answers = mixed_lengths(7, count, 24.0, 320)
-    prompts = mixed_lengths(8, count, 32.0, 128)
+def batching_rows(
+    engine: Asker, confined: Asker, vocabulary: int, count: int = 256, max_batch: int = MAX_BATCH
+) -> list[Row]:
+    """The same requests, of very mixed lengths: as places fall free, and in waves that wait for their longest. First
+    with as many places for both; then `confined` to the memory of RESERVED requests of the longest kind, for which
+    static batching must reserve, since it does not know how long an answer becomes."""
+    answers = mixed_lengths(7, count, BATCHED_ANSWER, LONGEST_ANSWER)
+    prompts = mixed_lengths(8, count, BATCHED_PROMPT, LONGEST_PROMPT)
     asks = [
         Ask(tuple(random_prompt([4, n], prompt, vocabulary)), answer)
         for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
-    engine.forget()
-    together = engine.run(asks)
-    engine.forget()
-    seconds, steps = in_waves(engine, asks, max_batch)
-    rate, fewer = seconds / together.seconds, steps / together.steps
-    how = (
-        f"{count} requests, answers of 1..{max(answers)} tokens, {max_batch} at a time: "
-        f"{sum(answers) / together.seconds:.3g} and {sum(answers) / seconds:.3g} tokens/s"
-    )
-    return [
-        ["continuous batching beats static batching", "5-10 x", f"{rate:.2f} x", held(rate >= 5), how],
-        [
-            "the same, where a step costs the same whatever its batch (a GPU)",
-            "5-10 x",
-            f"{fewer:.2f} x",
-            held(fewer >= 5),
-            f"steps: {steps} in waves, {together.steps} continuous",
-        ],
-    ]
+    kinds = f"{count} requests, answers of 1..{max(answers)} tokens"
+    rows: list[Row] = []
+    for continuous, size, claim, places in (
+        (engine, max_batch, "continuous batching beats static batching", f"{max_batch} places for both"),
+        (confined, RESERVED, "the same in equal memory", f"memory for {RESERVED} of the longest, waves of so many"),
+    ):
+        engine.forget()
+        together = continuous.run(asks)
+        engine.forget()
+        seconds, steps = in_waves(engine, asks, size)
+        rates = f"{sum(answers) / together.seconds:.3g} and {sum(answers) / seconds:.3g} tokens/s"
+        for what, ratio, how in (
+            (claim, seconds / together.seconds, f"{kinds}, {places}: {rates}"),
+            (
+                f"{claim}, where a step costs the same whatever its batch (a GPU)",
+                steps / together.steps,
+                f"steps: {steps} in waves, {together.steps} continuous",
+            ),
+        ):
+            rows.append([what, "5-10 x", f"{ratio:.2f} x", held(ratio >= 5), how])
+    return rows
 
 
 def head_rows(config: ModelConfig, layout: KvLayout, context: int = 4096) -> list[Row]:
@@ -191,22 +218,25 @@ def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
     parser = make_parser("claims", __doc__)
     parser.add_argument("--contexts", type=positive, nargs="+", default=list(CONTEXTS), metavar="N", help="rising")
-    parser.add_argument("--requests", type=positive, default=64, metavar="N", help="of the comparison of batching")
-    kv_quality.add_text_options(parser, 2, 256)
+    parser.add_argument("--requests", type=positive, default=256, metavar="N", help="of the comparison of batching")
+    kv_quality.add_text_options(parser, 8, 512)
     namespace = parser.parse_args(list(arguments))
     contexts, text = sorted(namespace.contexts), namespace.text
     setting = read_setting(namespace)
     config, layout = model_shape(setting)
     report = start_report("claims", setting, {"max batch": MAX_BATCH})
     longest = contexts[-1]
-    pool = layout.block_bytes * (2 * layout.blocks_for(longest) + 16 * SAMPLES + MAX_BATCH * 64)
-    engine = ClaimEngine(setting, pool, MAX_BATCH)
+    per_request = layout.blocks_for(LONGEST_PROMPT + LONGEST_ANSWER)
+    num_blocks = 2 * layout.blocks_for(longest) + 16 * SAMPLES + MAX_BATCH * per_request
+    engine = ClaimEngine(setting, layout.arena_bytes(num_blocks), MAX_BATCH)
+    memory = layout.arena_bytes(RESERVED * per_request)
+    confined = ClaimEngine(setting, memory, CONFINED_BATCH, engine.local.model)
     engine.run([Ask(tuple(random_prompt([0, 0], 40, config.vocab_size)), 4)])  # pays for what is made once
     vocabulary, rows = config.vocab_size, list[Row]()
     add(rows, decode_rows(engine, vocabulary, contexts))
     add(rows, [sampling_row(engine, vocabulary, longest)])
     add(rows, [prefix_row(engine, vocabulary, min(1024, longest), min(64, longest // 4))])
-    add(rows, batching_rows(engine, vocabulary, namespace.requests))
+    add(rows, batching_rows(engine, confined, vocabulary, namespace.requests))
     add(rows, [*head_rows(config, layout, longest), *waste_rows(layout)])
     if is_there(text):
         windows, source = kv_quality.read_windows(setting.model, text, namespace.windows, namespace.tokens)

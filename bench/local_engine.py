@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,11 +109,13 @@ class _Loop:
 
 
 class LocalEngine:
-    """A model, an arena in ordinary memory, a cache manager and the engine over them."""
+    """A model, an arena in ordinary memory, a cache manager and the engine over them. `model`: one that is loaded."""
 
-    def __init__(self, setting: Setting, pool_bytes: int, max_batch: int) -> None:
+    def __init__(self, setting: Setting, pool_bytes: int, max_batch: int, model: Any = None) -> None:
         dtype = "bfloat16" if setting.dtype == "bfloat16" else "float32"
-        self.model = load_model(setting.model, dtype, BLOCK_TOKENS, threads=setting.threads)  # type: ignore[arg-type,unused-ignore]
+        if model is None:
+            model = load_model(setting.model, dtype, BLOCK_TOKENS, threads=setting.threads)  # type: ignore[arg-type,unused-ignore]
+        self.model = model
         layout = self.model.layout
         num_blocks = max(2, layout.blocks_in(pool_bytes))
         self.arena = private_arena(layout, num_blocks)

@@ -71,12 +71,27 @@ def linear(contexts: list[int]) -> float:
 def test_quadratic_steps_do_not_pass_for_linear_ones(cost: Callable[[list[int]], float], holds: str) -> None:
     """Over 16 times the context a linear step is at most 16 times as slow; a quadratic one, the control, is not."""
     rows = claims.decode_rows(FakeEngine(cost), 1000, (256, 512, 4096))
-    assert rows[0][3] == holds
+    assert rows[0][3] == rows[1][3] == holds
     assert rows[0][1] == "at most 16 x over 16 x the context"
+    assert rows[1][1] == "1 x (quadratic: 6.00 x)"
     if cost is linear:
-        # All 4,096 tokens were computed once, in three parts that each took one step too; then a step at 4,104 or so.
+        # All 4,096 tokens were computed once, in three parts that each took one step too; then a step at 4,112 or so.
         whole = 4096 + 30 + (256 + 512 + 4096) / 100
-        assert rows[1][2] == f"{whole / (10 + (4096 + 8.5) / 100):.3g} x"
+        assert rows[2][2] == f"{whole / (10 + (4096 + 16.5) / 100):.3g} x"
+    else:
+        assert float(str(rows[1][2]).split()[0]) == pytest.approx(6, rel=0.1)
+
+
+def test_growth_is_told_from_a_floor() -> None:
+    """A large floor hides a square from the ratio of times, and not from their growth; two contexts are enough."""
+    contexts = (256, 512, 1024, 2048, 4096)
+    late, early, curved = claims.growth(contexts, [10 + c / 1e5 for c in contexts])
+    assert late == pytest.approx(early) and curved == (4096 + 2048) / (2048 + 256)
+    square = [10 + c * c / 1e7 for c in contexts]
+    assert square[-1] / square[0] < 16
+    late, early, curved = claims.growth(contexts, square)
+    assert late / early == pytest.approx(curved)
+    assert claims.growth((64, 128), [1.0, 2.0]) == (1 / 64, 1 / 64, 3.0)
 
 
 def test_a_shared_prefix_counts_its_hit() -> None:
@@ -91,16 +106,27 @@ def test_a_shared_prefix_counts_its_hit() -> None:
 
 
 def test_waves_wait_for_their_longest() -> None:
-    """Static batching takes the longest of each wave; equal lengths gain nothing by continuous batching."""
+    """Static batching takes the longest of each wave and computes all its rows till then; equal lengths gain nothing by
+    continuous batching."""
     asks = [Ask((1,), new) for new in (9, 1, 1, 1, 1, 9, 1, 1)]
-    engine = FakeEngine(lambda contexts: 1.0)
-    assert in_waves(engine, asks, 4)[1] == 18
+    engine = FakeEngine(lambda contexts: float(len(contexts)))
+    seconds, steps = in_waves(engine, asks, 4)
+    assert (seconds, steps) == (18 * 4 + 8, 18), "the last token of each prompt is always computed"
     assert engine.run(asks).steps == 10
     even = [Ask((1,), 5)] * 8
     assert in_waves(engine, even, 4)[1] == engine.run(even).steps == 10
-    by_time, by_steps = claims.batching_rows(FakeEngine(lambda contexts: 1.0), 1000, 40, 4)
-    assert float(str(by_steps[2]).split()[0]) > 1.3
-    assert by_time[4] != by_steps[4]
+
+
+def test_batching_is_compared_with_equal_places_and_in_equal_memory() -> None:
+    """Continuous batching gains with as many places, and more where it has those that the reservations would take."""
+    flat = FakeEngine(lambda contexts: 1.0), FakeEngine(lambda contexts: 1.0, max_batch=16)
+    rows = claims.batching_rows(*flat, 1000, 200, 4)
+    gains = [float(str(row[2]).split()[0]) for row in rows]
+    assert [row[3] for row in rows] == ["yes" if gain >= 5 else "no" for gain in gains]
+    assert gains[1] > 1.5 and gains[3] > 3 * gains[1]
+    same = FakeEngine(lambda contexts: 1.0), FakeEngine(lambda contexts: 1.0)
+    rows = claims.batching_rows(*same, 1000, 200, 4)
+    assert rows[1][2] == rows[3][2], "control: with no more places it gains no more"
 
 
 def test_mixed_lengths_have_their_mean_and_a_long_tail() -> None:
@@ -143,7 +169,7 @@ def test_the_bench_prints_one_table(common_options: list[str], tmp_path: Path, t
     assert claims.main([*common_options, *options]) == 0
     (table,) = json.loads((tmp_path / "rows.json").read_text())["tables"]
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-    assert len(rows) == 13
+    assert len(rows) == 16
     assert all(row["measured"] and row["holds"] in ("yes", "no") and row["claimed"] for row in rows)
     by_name = {row["claim"]: row for row in rows}
     assert by_name["16 samples of a prompt of 128 tokens take little more memory than one"]["holds"] == "no"
