@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cachemgr.eviction import EvictionQueue, OwnerQueue
 from cachemgr.forest import Forest
 from cachemgr.ids import BlockRun
-from cachemgr.nodes import NO_BLOCKS, Node, Tree
+from cachemgr.nodes import NO_BLOCKS, Node, Tree, node_before
 from cachemgr.policies import DEFAULT_POLICY, POLICIES
 from cachemgr.radix import Match, PrefixIndex
 from cachemgr.reclaim import LAST, Reclaimer, drain_until
@@ -174,11 +174,7 @@ class GappedIndex(PrefixIndex):
             return found
         blocks = blocks[:count].copy()
         blocks[:passed] = 0
-        node = found.node
-        while not rest and node is not None and node.start >= count:
-            if node.parent is None and node.tree.anchor is None:
-                break
-            node = node.tree.anchor if node.parent is None else node.parent
+        node = found.node if rest else node_before(found.node, count)
         return found._replace(blocks=blocks, source=source, num_tail_tokens=rest, node=node)
 
     def fill(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachemgr import groups
-from cachemgr.nodes import Node, Tree
+from cachemgr.nodes import Tree, node_before
 from cachemgr.radix import Match, PrefixIndex
 from cachemgr.window_blocks import WindowBlocks
 from common.layout import TOKEN_BYTES
@@ -48,11 +48,7 @@ class GroupedIndex(PrefixIndex):
         if of.take(needed).all() and (not rest or of.item(found.source)):
             return found
         count = groups.usable_blocks(of, blocks, window, size)
-        node: Node | None = found.node
-        while node is not None and node.start >= count:
-            if node.parent is None and node.tree.anchor is None:
-                break
-            node = node.tree.anchor if node.parent is None else node.parent
+        node = node_before(found.node, count)
         lacking = np.append(needed, found.source) if rest else needed
         return found._replace(blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
 

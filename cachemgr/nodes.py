@@ -134,6 +134,17 @@ def common_tokens(left: bytes, right: bytes) -> int:
     return first if unequal[first] else count
 
 
+def node_before(node: Node | None, count: int) -> Node | None:
+    """The deepest node that begins before block `count` of a path, from `node` up, also through the wider tree that it
+    hangs below; the root where none does."""
+    while node is not None and node.start >= count:
+        above = node.tree.anchor if node.parent is None else node.parent
+        if above is None:
+            break
+        node = above
+    return node
+
+
 def join_runs(runs: list[BlockRun]) -> BlockRun:
     """One run of several; a single one is returned as it is."""
     if len(runs) == 1:
