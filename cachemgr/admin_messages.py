@@ -84,6 +84,8 @@ def _windows_message(view: views.WindowView | None, block_bytes: int) -> admin_p
         free_blocks=view.free_blocks,
         needed_blocks=view.needed_blocks,
         reclaimed_blocks=view.reclaimed_blocks,
+        shortened_hits=view.shortened_hits,
+        shortened_tokens=view.shortened_tokens,
         block_bytes=block_bytes,
     )
 

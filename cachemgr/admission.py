@@ -246,5 +246,8 @@ def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease, num_toke
     )
     if not ask.resumed:
         state.counters.count_admission(lease.owner, lease.granted, num_tokens)
+        if begin.held is None and begin.found.cut_tokens:
+            state.counters.shortened_hits += 1
+            state.counters.shortened_tokens += begin.found.cut_tokens
         wider_root = b"" if ask.prefix is None else ask.prefix.root
         state.recent.add(lease.owner, ask.root, wider_root, begin.prefix_blocks, ask.tokens, lease.granted)

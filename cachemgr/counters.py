@@ -30,6 +30,8 @@ class Counters:
     waits: int = 0
     scrubbed_blocks: int = 0
     adopted_blocks: int = 0
+    shortened_hits: int = 0
+    shortened_tokens: int = 0
     tenants: dict[int, TenantCounters] = field(default_factory=dict)
 
     def count_eviction(self, owner: int, num_blocks: int) -> None:

@@ -50,7 +50,8 @@ class GroupedIndex(PrefixIndex):
         count = groups.usable_blocks(of, blocks, window, size)
         node = node_before(found.node, count)
         lacking = np.append(needed, found.source) if rest else needed
-        return found._replace(blocks=blocks[:count], source=0, num_tail_tokens=0, node=node, lacking=lacking)
+        cut = (len(blocks) - count) * size + rest
+        return Match(blocks[:count], 0, 0, node, lacking, cut)
 
 
 def alone_from(found: Match) -> int:

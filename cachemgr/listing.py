@@ -109,6 +109,8 @@ def _windows(state: CacheState) -> WindowView | None:
         free_blocks=windows.num_free,
         needed_blocks=int(np.count_nonzero(holds > windows.passed_by.take(attached))),
         reclaimed_blocks=windows.num_reclaimed,
+        shortened_hits=state.counters.shortened_hits,
+        shortened_tokens=state.counters.shortened_tokens,
     )
 
 

@@ -29,7 +29,7 @@ class Match(NamedTuple):  # a third of the cost of a frozen dataclass
     """The longest cached prefix: whole `blocks`, then `num_tail_tokens` leading tokens of `source` (0 means none).
 
     `node` is the deepest node that was met, for `touch`. `lacking`: what a longer one would have needed whole, where
-    that is why it ends here (`groups.py`).
+    that is why it ends here (`groups.py`), `cut_tokens` before its end.
     """
 
     blocks: BlockRun
@@ -37,6 +37,7 @@ class Match(NamedTuple):  # a third of the cost of a frozen dataclass
     num_tail_tokens: int
     node: Node | None
     lacking: BlockRun | None = None
+    cut_tokens: int = 0
 
 
 class PrefixIndex:

@@ -46,6 +46,8 @@ class WindowView:
     free_blocks: int
     needed_blocks: int
     reclaimed_blocks: int
+    shortened_hits: int
+    shortened_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

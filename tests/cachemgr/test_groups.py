@@ -156,11 +156,21 @@ def test_a_hit_ends_where_its_window_is_there() -> None:
     tokens = [*range(20 * B)]
     serve(rig, tokens)
     assert serve(rig, [*tokens, 77]) == 20 * B  # its end is there
+    assert shortened(rig) == (0, 0)
     assert serve(rig, [*tokens[: 10 * B], 77]) == 0  # no window in the middle is
+    assert shortened(rig) == (1, 10 * B)
     listed = rig.manager.list_prefixes(tenant=TenantId("a"))
     assert sum(item.num_tokens for item in listed.items) == 20 * B + 2  # two tails of one token
     assert serve(rig, [*tokens[: 10 * B], 78]) == 10 * B  # where the paths part, by now
+    assert shortened(rig) == (1, 10 * B)
     rig.quiet()
+
+
+def shortened(rig: Rig) -> tuple[int, int]:
+    """Hits that window blocks cut short, and the tokens that were cached in vain."""
+    windows = rig.manager.snapshot().windows
+    assert windows is not None
+    return windows.shortened_hits, windows.shortened_tokens
 
 
 def test_where_paths_part_window_blocks_outlast_what_was_merely_passed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,10 @@ def test_operators_see_how_many_window_blocks_are_free_needed_and_taken() -> Non
         answer = await client.ask(acquire=acquire_request(await rig.grant(), [77, *PROMPT[:11]]))
         now = (await rig.snapshot()).windows
         assert now.needed_blocks == 3 and now.reclaimed_blocks > 0
+        assert (now.shortened_hits, now.shortened_tokens) == (0, 0)
+        await served(rig, client, [0, *PROMPT[:11], 99])
+        now = (await rig.snapshot()).windows
+        assert (now.shortened_hits, now.shortened_tokens) == (1, 12)
         listed = (await rig.admin.ListBlocks(admin_pb2.ListBlocksRequest())).blocks
         attached = {block.block: block.window_block for block in listed if block.window_block}
         assert len(attached) == len(set(attached.values())) == now.total_blocks - now.free_blocks

@@ -145,18 +145,22 @@ class GetSnapshotResponse(_message.Message):
     def __init__(self, total_blocks: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., active_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., cow_copies: _Optional[int] = ..., evictions: _Optional[int] = ..., preemptions: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ..., indexed_blocks: _Optional[int] = ..., credit_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ..., hash_collisions: _Optional[int] = ..., queued_requests: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., kept_branches: _Optional[int] = ..., scrubbed_blocks: _Optional[int] = ..., waits: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., adopted_blocks: _Optional[int] = ..., fenced_operations: _Optional[int] = ..., windows: _Optional[_Union[WindowPool, _Mapping]] = ...) -> None: ...
 
 class WindowPool(_message.Message):
-    __slots__ = ("total_blocks", "free_blocks", "needed_blocks", "reclaimed_blocks", "block_bytes")
+    __slots__ = ("total_blocks", "free_blocks", "needed_blocks", "reclaimed_blocks", "block_bytes", "shortened_hits", "shortened_tokens")
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEEDED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECLAIMED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHORTENED_HITS_FIELD_NUMBER: _ClassVar[int]
+    SHORTENED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     total_blocks: int
     free_blocks: int
     needed_blocks: int
     reclaimed_blocks: int
     block_bytes: int
-    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., needed_blocks: _Optional[int] = ..., reclaimed_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    shortened_hits: int
+    shortened_tokens: int
+    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., needed_blocks: _Optional[int] = ..., reclaimed_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., shortened_hits: _Optional[int] = ..., shortened_tokens: _Optional[int] = ...) -> None: ...
 
 class CheckIntegrityRequest(_message.Message):
     __slots__ = ()
