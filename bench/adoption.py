@@ -86,6 +86,8 @@ def _costs(num_blocks: int, published: int, rounds: int, place: Path) -> list[li
     order = rng.permutation(num_blocks) + 1
     tokens = rng.integers(0, 50_000, RUN * BLOCK_TOKENS, dtype=np.int32).tobytes()
 
+    texts = [tokens[: BLOCK_TOKENS * 4]] * SINGLES
+
     def some(count: int, number: int) -> BlockRun:
         first = number * count % (num_blocks - count)
         return order[first : first + count]
@@ -94,9 +96,10 @@ def _costs(num_blocks: int, published: int, rounds: int, place: Path) -> list[li
         journal.publish(TENANT, tree, 0, tokens[: len(blocks) * BLOCK_TOKENS * 4], blocks, 0)
 
     def publish_each(blocks: BlockRun) -> None:
-        for place_of in range(SINGLES):
-            journal.publish(TENANT, tree, 0, tokens[: BLOCK_TOKENS * 4], blocks[place_of : place_of + 1], 0)
-        journal.flush()
+        journal.publish_each(
+            ["", TENANT], [tree] * SINGLES, np.zeros(SINGLES, np.int32), texts, blocks, [0] * SINGLES,
+            priorities=[50] * SINGLES, expiries=[0] * SINGLES,
+        )  # fmt: skip
 
     rows: list[list[Cell]] = []
     for name, count, run in (

@@ -10,10 +10,12 @@ somebody asks (`event_blocks.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import islice, repeat
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from cachemgr.ids import BlockRun
 from cachemgr.nodes import NO_BLOCKS
@@ -42,8 +44,10 @@ class Event(NamedTuple):
     detail: Mapping[str, object]
 
 
-_Stored = tuple[str, int, int, int, int, BlockRun, int, str, Mapping[str, object]]  # the fields of an `Event`
-_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})  # one for all: what is kept, the garbage collector counts
+# The fields of an `Event`. A single block is a number, and no detail is None: such a tuple the garbage collector leaves
+# alone once it has seen it.
+_Stored = tuple[str, int, int, int, int, BlockRun | int, int, str, Mapping[str, object] | None]
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 _BLOCKS: Final = 5  # the place of `blocks` in an `Event`
 
 
@@ -77,22 +81,44 @@ class EventLog:
     ) -> None:
         """Appends an event, forgetting the oldest where there are too many. `more` is its detail where `detail` is not
         given as a whole."""
+        stored: BlockRun | int = blocks
         if blocks is not NO_BLOCKS:
-            self._num_blocks += len(blocks)
+            count = len(blocks)
+            self._num_blocks += count
             base = blocks.base  # an array, or whatever else has the memory
-            if base is not None and getattr(base, "size", self._max_blocks + 1) > len(blocks):
-                blocks = blocks.copy()  # a view would keep all that it is a part of
-        ring = self._ring
+            if count == 1:
+                stored = blocks.item(0)
+            elif base is not None and getattr(base, "size", self._max_blocks + 1) > count:
+                stored = blocks.copy()  # a view would keep all that it is a part of
         # A plain tuple costs a third of an `Event`; who reads makes one of it.
-        ring.append((kind, now_ns, owner, session, lease, blocks, generation, tenant, detail or more or _NOTHING))
-        self.last_sequence += 1
-        if len(ring) > self._max_events or self._num_blocks > self._max_blocks:
-            self._forget()
+        self._ring.append((kind, now_ns, owner, session, lease, stored, generation, tenant, detail or more or None))
+        self._added(1)
 
-    def _forget(self) -> None:
+    def add_each(
+        self,
+        kind: str,
+        now_ns: int,
+        session: int,
+        owners: Sequence[int],
+        leases: Sequence[int],
+        blocks: Sequence[int],
+        generations: Sequence[int],
+    ) -> None:
+        """As `add` of one event for each lease, about one block: a column of each."""
+        self._num_blocks += len(blocks)
+        kinds, times, sessions, tenant, nothing = map(repeat, (kind, now_ns, session, "", None))
+        self._ring.extend(
+            zip(kinds, times, owners, sessions, leases, blocks, generations, tenant, nothing, strict=False)
+        )
+        self._added(len(blocks))
+
+    def _added(self, count: int) -> None:
+        """Counts what was appended, and forgets what is too much."""
         ring = self._ring
+        self.last_sequence += count
         while len(ring) > self._max_events or (self._num_blocks > self._max_blocks and len(ring) > 1):
-            self._num_blocks -= len(ring.popleft()[_BLOCKS])
+            blocks = ring.popleft()[_BLOCKS]
+            self._num_blocks -= 1 if isinstance(blocks, int) else len(blocks)
 
     def since(self, sequence: int, limit: int = MAX_EVENTS) -> list[tuple[int, Event]]:
         """At most `limit` events after `sequence`, the oldest first, each with its own number.
@@ -108,4 +134,10 @@ class EventLog:
             )
         newest = list(islice(reversed(self._ring), missing))
         newest.reverse()
-        return [(number, Event._make(item)) for number, item in enumerate(newest[:limit], start=sequence + 1)]
+        return [(number, _event(item)) for number, item in enumerate(newest[:limit], start=sequence + 1)]
+
+
+def _event(stored: _Stored) -> Event:
+    kind, now_ns, owner, session, lease, blocks, generation, tenant, detail = stored
+    run = np.array((blocks,), np.intp) if isinstance(blocks, int) else blocks
+    return Event(kind, now_ns, owner, session, lease, run, generation, tenant, _NOTHING if detail is None else detail)

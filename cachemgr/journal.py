@@ -11,7 +11,7 @@ unpublish) and by the daemon at its start. The header's life, files and clocks a
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from cachemgr.journal_format import (
     pack_header,
     read_header,
 )
+from cachemgr.journal_rows import HEAD, RowBuffer, column
 from cachemgr.journal_table import Table
 from cachemgr.keys import ROOT_BYTES
 from cachemgr.nodes import Tree
@@ -38,7 +39,6 @@ from cachemgr.records import Checksums, RecordHash, Rows
 from common.layout import TOKEN_BYTES
 
 _TREE: Final = struct.Struct(f"<{ROOT_BYTES}s{ROOT_BYTES}sII")
-_HEAD: Final = struct.Struct("<QIIIIQ")
 _MASK: Final = (1 << 64) - 1
 _HOLDER_KEY: Final = 0x9E3779B97F4A7C15  # spreads small numbers, so that a damaged one is none
 _HOLDER_INVERSE: Final = pow(_HOLDER_KEY, -1, 1 << 64)
@@ -46,7 +46,6 @@ _LOW: Final = np.uint64((1 << 32) - 1)
 _SLOTS_AT_ONCE: Final = 256  # a list of all of them would be megabytes
 _FEW: Final = 10  # up to so many, one by one is cheaper than numpy's fixed costs
 _STAMP: Final = struct.Struct("<Q")
-_HEAD_TYPE: Final = np.dtype(f"V{_HEAD.size}")
 
 
 class IndexJournal:
@@ -70,20 +69,12 @@ class IndexJournal:
         self._holders: Checksums = memory[at.holders : at.holders + 8 * (count + 1)].view(np.uint64)
         entries = count + 1 if self.identity.num_window_blocks else 0
         self._windows: Checksums = memory[at.windows : at.windows + 8 * entries].view(np.uint64)
-        row_bytes = records.row_words(tokens) * TOKEN_BYTES
-        self._item = np.dtype(
-            {
-                "names": ["head", "tokens"],
-                "formats": [_HEAD_TYPE, f"V{tokens * TOKEN_BYTES}"],
-                "offsets": [0, _HEAD.size],
-                "itemsize": row_bytes,
-            }
-        )
-        self._raw = f"V{row_bytes}"  # numpy copies opaque items faster than structured ones
-        self._items = memory[at.rows : at.end].view(self._raw)
+        self._buffer = RowBuffer(tokens)
+        self._items = memory[at.rows : at.end].view(self._buffer.raw)
         self._row_bytes = memoryview(memory[at.rows : at.end])  # type: ignore[arg-type]  # read at a third of the price
         self._give_back = give_back
         self.rows: Rows = memory[at.rows : at.end].view(np.uint32).reshape(count + 1, -1)
+        self._stamps = memory[at.rows : at.end].view(np.uint64).reshape(count + 1, -1)[:, records.STAMP // 2]
         self.hash = RecordHash(tokens)
         self._tokens = tokens
         self._positions = np.arange(count + 1, dtype=np.uint32)
@@ -91,7 +82,6 @@ class IndexJournal:
         self._owner_slots: dict[str, int] = {}
         self._free_trees: list[int] = []
         self._stamp = 1
-        self._reserve(64)
         self._clear()
         self._load()
 
@@ -128,7 +118,7 @@ class IndexJournal:
         self._stamp = stamp + 1
         per_block = min(len(tokens) // TOKEN_BYTES, self._tokens)
         shape = per_block | priority << records.PRIORITY_SHIFT
-        head = _HEAD.pack(stamp, slot, previous_block, first_index, shape, expires_ns)
+        head = HEAD.pack(stamp, slot, previous_block, first_index, shape, expires_ns)
         if count == 1:
             above = self._pending.get(previous_block)
             if above is None:
@@ -140,19 +130,48 @@ class IndexJournal:
             return
         if self._pending:
             self.flush()
-        if count > len(self._buffer):
-            self._reserve(count)
-        rows = self._buffer[:count]
-        self._heads[:count] = np.frombuffer(head, _HEAD_TYPE)
-        self._texts[:count] = np.frombuffer(tokens, self._texts.dtype)
-        rows[1:, records.PARENT] = blocks[:-1]
         end = first_index + count
         within = end <= len(self._positions)  # a path with gaps may be longer than the pool
         positions = self._positions[first_index:end] if within else np.arange(first_index, end, dtype=np.uint32)
-        rows[:, records.POSITION] = positions
+        rows = self._buffer.path(head, tokens, blocks, positions)
         above = self._stamp_at(previous_block) if previous_block else 0
         sums = self.hash.chained(rows, stamp, above, salt)
-        self._items[blocks] = self._buffer_items[:count]
+        self._items[blocks] = self._buffer.items(count)
+        self.checksums[blocks] = sums
+
+    def publish_each(
+        self,
+        names: Sequence[str],
+        trees: Sequence[Tree],
+        places: NDArray[np.int32],
+        texts: Sequence[bytes | bytearray],
+        blocks: BlockRun,
+        previous_blocks: Sequence[int],
+        *,
+        priorities: Sequence[int],
+        expiries: Sequence[int],
+    ) -> None:
+        """See Recorder."""
+        if self._pending:
+            self.flush()
+        count, known, num_unknown = len(blocks), [], 0
+        for tree in trees[:1] if trees.count(trees[0]) == count else trees:
+            owner = names[tree.owner]
+            entry = self._known.get((owner, tree.root_key)) or self._add_tree(owner, tree)
+            known.append(entry or (0, 0))
+            num_unknown += entry is None
+        if num_unknown:
+            owners = [names[tree.owner] for tree in trees]
+            columns = zip(owners, trees, places.tolist(), texts, np.split(blocks, count), previous_blocks, strict=True)
+            for fields, priority, expires_ns in zip(columns, priorities, expiries, strict=True):
+                self.publish(*fields, priority=priority, expires_ns=expires_ns)
+            self.flush()
+            return
+        above, slots = np.array(previous_blocks, np.intp), [slot for slot, _ in known]
+        rows = self._buffer.each(self._stamp, slots, above, places, priorities, expiries, texts)
+        self._stamp += count
+        sums = self.hash.checksums(rows, self._stamps[above], column([salt for _, salt in known]))
+        self._items[blocks] = self._buffer.items(count)
         self.checksums[blocks] = sums
 
     def release(self) -> None:
@@ -174,7 +193,7 @@ class IndexJournal:
             self._clear()
             return
         blocks = np.fromiter(self._pending, np.intp, len(self._pending))
-        items = np.frombuffer(b"".join([row.ljust(row_bytes, b"\0") for row in self._pending_rows]), self._raw)
+        items = np.frombuffer(b"".join([row.ljust(row_bytes, b"\0") for row in self._pending_rows]), self._buffer.raw)
         rows = items.view(np.uint32).reshape(len(blocks), -1)
         sums = self.hash.checksums(
             rows, np.array(self._pending_above, np.uint64), np.array(self._pending_salts, np.uint64)
@@ -249,12 +268,6 @@ class IndexJournal:
     def _stamp_at(self, block: int) -> int:
         stamp: int = _STAMP.unpack_from(self._row_bytes, block * self._items.itemsize)[0]
         return stamp
-
-    def _reserve(self, count: int) -> None:
-        buffer = np.zeros(count, self._item)
-        self._heads, self._texts = buffer["head"], buffer["tokens"]
-        self._buffer: Rows = buffer.view(np.uint32).reshape(count, -1)
-        self._buffer_items = buffer.view(self._raw)
 
     def _clear(self) -> None:
         # Publications of one block, gathered: told apart they would cost as much as hundreds of blocks.

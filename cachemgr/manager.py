@@ -60,7 +60,7 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         grace_ns: int = DEFAULT_GRACE_NS,
         journal: Recorder | None = None,
     ) -> None:
-        self._state = CacheState(
+        self._core = CacheState(
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             window_tokens=window_tokens,
@@ -168,13 +168,14 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         Raises ResourceExhausted (EXCEEDS_POOL: can never fit; EXCEEDS_USABLE: nor with today's floors and pins;
         POOL_FULL: not now; TOO_MANY_KEPT), NotFound (BRANCH_NOT_FOUND), InvalidArgument, FailedPrecondition.
         """
-        self._state.now_ns = now_ns
-        self._state.book.renew(session, now_ns)
+        state = self._state
+        state.now_ns = now_ns
+        state.book.renew(session, now_ns)
         ask = Ask(
             tenant, root, tokens, request_id, sample, no_read, no_store, resumed, priority, ttl_ns, base, base_tokens,
             will_keep, prefix, may_wait, now_ns,
         )  # fmt: skip
-        return admission.acquire(self._state, session, ask)
+        return admission.acquire(state, session, ask)
 
     def take_ready_waits(self) -> list[tuple[SessionId, int]]:
         """The waits (session, wait id) that are over since the last call: to be told to their sessions."""
@@ -202,10 +203,11 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         A bad sequence is in `refusals` and its lease is over; the others are done. Raises InvalidArgument for a bad
         number or foreign `returned` blocks, FailedPrecondition for a session that is over; then nothing was done.
         """
-        self._state.now_ns = now_ns
-        self._state.book.renew(session, now_ns)
+        state = self._state
+        state.now_ns = now_ns
+        state.book.renew(session, now_ns)
         return reports.report(
-            self._state,
+            state,
             session,
             sequences,
             returned=returned,

@@ -14,18 +14,16 @@ from cachemgr import adoption
 from cachemgr.claim_plans import Claim
 from cachemgr.claims import claim
 from cachemgr.ids import BlockArray, BlockRun, SessionId, TenantId
+from cachemgr.manager_state import ManagerState
 from cachemgr.recovery import Recovered
 from cachemgr.resuming import Resumed
-from cachemgr.state import CacheState
 from common.errors import FailedPrecondition
 
 NO_PAIRS: Final[BlockArray] = np.zeros((0, 2), np.int32)
 
 
-class ManagerAdoption:
+class ManagerAdoption(ManagerState):
     """Taking over what a daemon before this one had."""
-
-    _state: CacheState
 
     def adopt(self, found: Recovered, now_ns: int, accept: Callable[[TenantId], bool] = bool) -> BlockRun:
         """Lists what a journal has, of the owners that `accept` knows, in this manager, which must be empty. It is then

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from cachemgr import branches, kept
 from cachemgr.ids import BlockArray, LeaseId, SessionId, TenantId
 from cachemgr.leases import to_wire
+from cachemgr.manager_state import ManagerState
 from cachemgr.results import Branch, CopyPlan
-from cachemgr.state import CacheState
 
 
-class ManagerBranches:
+class ManagerBranches(ManagerState):
     """What can be made of a sequence."""
-
-    _state: CacheState
 
     def fork(
         self, session: SessionId, lease: LeaseId, samples: Sequence[int], num_tokens: int, now_ns: int

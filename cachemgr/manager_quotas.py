@@ -11,16 +11,14 @@ import heapq
 from cachemgr import pins
 from cachemgr.ids import BlockArray, TenantId
 from cachemgr.leases import to_wire
+from cachemgr.manager_state import ManagerState
 from cachemgr.nodes import NEVER
 from cachemgr.quotas import Quota, QuotaUsage
-from cachemgr.state import CacheState
 from cachemgr.views import Page, PinView
 
 
-class ManagerQuotas:
+class ManagerQuotas(ManagerState):
     """What an operator may set for a tenant."""
-
-    _state: CacheState
 
     def set_quota(self, tenant: TenantId, quota: Quota) -> None:
         """Sets what a tenant may have. What it has above a new ceiling stays until it, or somebody else, needs room.
@@ -66,7 +64,7 @@ class ManagerQuotas:
     def take_scrub(self) -> BlockArray:
         """Blocks (int32) handed out since the last call that hold another owner's keys and values: whoever got them is
         told to zero them before anything else touches them. To be called after each operation of a session."""
-        return to_wire(self._state.take_scrub())
+        return to_wire(self._core.take_scrub())
 
     def _view(self, pin: pins.Pin) -> PinView:
         return PinView(

@@ -14,31 +14,29 @@ from cachemgr.event_blocks import PublishedBlocks, published_blocks
 from cachemgr.events import Event, EventLog
 from cachemgr.explain import Elsewhere, Explanation, explain
 from cachemgr.ids import TenantId
+from cachemgr.manager_state import ManagerState
 from cachemgr.recent import RecentAdmissions
 from cachemgr.results import ScopeSpan
-from cachemgr.state import CacheState
 from cachemgr.views import BlockView, BranchView, LeaseView, Page, PrefixView, SessionView, Snapshot
 
 
-class ManagerViews:
+class ManagerViews(ManagerState):
     """What can be read of a `CacheState`."""
-
-    _state: CacheState
 
     @property
     def revision(self) -> int:
         """Grows with each change."""
-        return self._state.revision
+        return self._core.revision
 
     @property
     def epoch(self) -> int:
         """Of this life of the daemon."""
-        return self._state.epoch
+        return self._core.epoch
 
     @property
     def block_tokens(self) -> int:
         """Tokens in a block."""
-        return self._state.block_tokens
+        return self._core.block_tokens
 
     @property
     def events(self) -> EventLog:

@@ -9,18 +9,16 @@ import numpy as np
 
 from cachemgr.ids import BlockArray, BlockRun, SessionId
 from cachemgr.leases import to_wire
-from cachemgr.state import CacheState
+from cachemgr.manager_state import ManagerState
 
 
-class ManagerWindows:
+class ManagerWindows(ManagerState):
     """Which block has which window block."""
-
-    _state: CacheState
 
     @property
     def num_window_blocks(self) -> int:
         """Usable window blocks; 0 where there are no layer groups."""
-        windows = self._state.window_blocks
+        windows = self._core.window_blocks
         return 0 if windows is None else windows.num_window_blocks
 
     def window_pairs(self, blocks: BlockArray) -> BlockArray:

@@ -6,6 +6,7 @@ index, so that whoever is told of a block afterwards is told after the record of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +33,21 @@ class Recorder(Protocol):
     ) -> None:
         """`blocks` hold `tokens` (packed int32) and stand in a tree of `owner` from place `first_index` on, after
         `previous_block`, which may be of the tree above (0: none). `expires_ns` 0 means never."""
+
+    def publish_each(
+        self,
+        names: Sequence[str],
+        trees: Sequence[Tree],
+        places: NDArray[np.int32],
+        texts: Sequence[bytes | bytearray],
+        blocks: BlockRun,
+        previous_blocks: Sequence[int],
+        *,
+        priorities: Sequence[int],
+        expiries: Sequence[int],
+    ) -> None:
+        """As `publish` of each of these blocks, whole ones, an entry of each column for one: none of them is among the
+        `previous_blocks`. `names` are of owners, by their numbers."""
 
     def given(self, blocks: BlockRun, session: int) -> None:
         """A session may write `blocks` from now on, and nobody else: told before it is."""

@@ -53,15 +53,17 @@ class RecordHash:
         raw = hashlib.shake_256(_SEED.to_bytes(8, "little")).digest(8 * count)
         keys = np.frombuffer(raw, "<u8") | np.uint64(1)
         self._words: Checksums = keys[:-2].copy()
+        self._parent_key, self._salt_key = keys[-2], keys[-1]
         self._parent_stamp, self._salt = int(keys[-2]), int(keys[-1])
         self._numbers = tuple(keys[:-2].tolist())
         self._unpack = struct.Struct(f"<{len(self._numbers)}Q").unpack
 
     def checksums(self, rows: Rows, parent_stamps: Checksums, salts: Checksums) -> Checksums:
-        """u64 [records], all odd, of records in any order; the rows lie one after the other."""
-        sums: Checksums = rows.view(np.uint64) @ self._words
-        sums += parent_stamps * np.uint64(self._parent_stamp)
-        sums += salts * np.uint64(self._salt)
+        """u64 [records], all odd, of records in any order; the rows lie one after the other. `salts` may be one for
+        all, u64 [1]."""
+        sums: Checksums = np.dot(rows.view(np.uint64), self._words)  # half of the cost of "@" for a few rows
+        sums += parent_stamps * self._parent_key
+        sums += salts * self._salt_key
         sums |= _LIST
         return sums
 

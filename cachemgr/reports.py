@@ -26,7 +26,7 @@ from cachemgr.report_checks import checked_credit, checked_seal, validate
 from cachemgr.results import NOTHING_TAKEN, Kept, Refusal, Replacement, Reported, SequenceFields, SequenceReport
 from cachemgr.sealing import publish_tail, seal
 from cachemgr.state import CacheState
-from cachemgr.steady_reports import others
+from cachemgr.steady_reports import list_late, others
 from cachemgr.windows import drop_passed
 from common.errors import InvalidArgument, ResourceExhausted, TesseraError
 
@@ -67,10 +67,14 @@ def report(
     news = _News([], [], [])
     scarce: dict[int, list[SequenceReport]] = {}  # by owner: what waits for the news of all others
     for sequence in others(state, session, sequences, scarce):
+        if state.late:
+            list_late(state)
         if scarce and _queue_up(session, sequence, scarce):
             continue
         if _try(state, session, sequence, news, now_ns) is not None:
             scarce[session.leases[sequence.lease_id].owner] = [sequence]
+    if state.late and (scarce or lacking or not _can_wait(state, wanted)):
+        list_late(state)
     for ranked in scarce.values():
         _share_ceiling(state, session, ranked, news, now_ns)
     counters = state.counters
@@ -82,6 +86,12 @@ def report(
     granted = _grant_credit(state, session, wanted)
     grown = lend_own(state, session, lacking[len(granted) :]) if len(granted) < wanted else []
     return Reported(news.replacements, news.refusals, granted, state.revision, news.kept, grown)
+
+
+def _can_wait(state: CacheState, wanted: int) -> bool:
+    """Whether what is left for later makes no difference to the rest of a report: no window passes over a block then,
+    and what credit is wanted is free."""
+    return not state.window_tokens and state.window_blocks is None and wanted <= state.pool.num_free
 
 
 def credit(state: CacheState, session_id: SessionId, wanted: int) -> BlockArray:

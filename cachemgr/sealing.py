@@ -7,16 +7,21 @@ blocks, and its own duplicates stay held until the decoder acknowledges. Called 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import numpy as np
 
 from cachemgr import groups
 from cachemgr.ids import BlockRun
 from cachemgr.leases import Deferred, Lease, Session, to_wire
-from cachemgr.nodes import NEVER, Node, Tree
+from cachemgr.nodes import NEVER, NO_CHILDREN, Node, Tree
 from cachemgr.radix import MAX_GROWN_BLOCKS
 from cachemgr.results import Replacement
 from cachemgr.state import CacheState
 from common.layout import TOKEN_BYTES
+
+FEW: Final = 6  # up to so many leaves, one by one is cheaper than numpy's fixed costs
 
 
 def seal(state: CacheState, session: Session, lease: Lease, sealed: int) -> Replacement | None:
@@ -79,11 +84,13 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
 
 def leaf_to_grow(state: CacheState, lease: Lease) -> Node | None:
     """The leaf that the next block of a lease lengthens; None where sealing it is more than that, or may be."""
-    first, index = lease.num_published, state.index
-    if not (lease.grew and first > lease.prefix_blocks) or state.weak_names is not None:
+    first = lease.num_published
+    if not lease.grew or first <= lease.prefix_blocks or state.weak_names is not None:
         return None
-    node = index.forest.node_or_none(lease.table.item(first - 1))
-    if node is None or node.tree is not lease.tree or node.tail or node.children or node.anchored:
+    node = state.index.forest.node_or_none(lease.table.item(first - 1))
+    if node is None or node.tree is not lease.tree or node.tail or node.anchored:
+        return None
+    if node.children is not NO_CHILDREN and node.children:
         return None
     num_blocks = len(node.blocks)
     return node if num_blocks < MAX_GROWN_BLOCKS and node.start + num_blocks == first else None
@@ -98,6 +105,31 @@ def grow(state: CacheState, lease: Lease, leaf: Node) -> None:
     state.publish(lease, first, tokens, block)
     lease.num_published = first + 1
     state.waits.progressed(lease)
+
+
+def grow_each(state: CacheState, leaves: Mapping[Node, Lease]) -> None:
+    """As `grow` of each of these leases, in their order, which lengthens that leaf: one pass for all over each table
+    and column, so that many cost a fourth."""
+    if len(leaves) <= FEW:
+        for leaf, lease in leaves.items():
+            grow(state, lease, leaf)
+        return
+    size, now_ns, leases = state.index.block_bytes, state.now_ns, list(leaves.values())
+    places, texts, before, blocks = [], [], [], []
+    for lease in leases:
+        place = lease.num_published
+        lease.num_published = place + 1
+        places.append(place)
+        texts.append(lease.tokens[place * size : (place + 1) * size])
+        before.append(lease.table.item(place - 1))
+        blocks.append(lease.table.item(place))
+    expiries = [now_ns + lease.ttl_ns if lease.ttl_ns else 0 for lease in leases]
+    run, at = np.array(blocks, np.intp), np.array(places, np.int32)
+    state.index.forest.extend_each(leaves, at, texts, run, expiries)
+    state.publish_each(leases, at, texts, run, before, expiries)
+    if state.waits.producers:
+        for lease in leases:
+            state.waits.progressed(lease)
 
 
 def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None) -> None:

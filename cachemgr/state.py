@@ -6,7 +6,7 @@ and `branches.py` are written with these steps; only they and `manager.py` hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept_book import KeptBook
 from cachemgr.leases import DEFAULT_GRACE_NS, DEFAULT_LEASE_NS, Lease, LeaseBook, Session
 from cachemgr.names import FULL_BITS, WeakNames
-from cachemgr.nodes import NEVER, NO_BLOCKS
+from cachemgr.nodes import NEVER, NO_BLOCKS, Node
 from cachemgr.quotas import Quotas
 from cachemgr.radix import PrefixIndex
 from cachemgr.recent import RecentAdmissions
@@ -101,6 +101,7 @@ class CacheState:
         self.kept = KeptBook(num_blocks)
         self.counters = Counters()
         self.waits = Waits(block_tokens)
+        self.late: dict[Node, Lease] = {}  # leaves that a lease's next block, sealed already, shall lengthen
         self.weak_names = WeakNames(name_bits, self.index.block_bytes) if name_bits < FULL_BITS else None
         self.tenant_names: list[TenantId] = [TenantId("")]
         self._tenant_numbers: dict[TenantId, int] = {}
@@ -241,6 +242,34 @@ class CacheState:
             tree = lease.tree if above is None else above
             previous = int(lease.table[first_index - 1]) if first_index > tree.root.start else 0
             self.weak_names.add(tree.root_key, previous, tokens, blocks)
+
+    def publish_each(
+        self,
+        leases: Sequence[Lease],
+        places: NDArray[np.int32],
+        texts: Sequence[bytes | bytearray],
+        blocks: BlockRun,
+        before: Sequence[int],
+        expiries: Sequence[int],
+    ) -> None:
+        """As `publish` of one whole block of each of these leases of one session, each in its own tree behind the block
+        `before` it; expiry 0 is never. Not in the weak-hash test mode."""
+        pool = self.pool
+        pool.publish(blocks)
+        owners, generations = pool.owner.take(blocks).tolist(), pool.generation.take(blocks).tolist()
+        ids, numbers = [lease.lease_id for lease in leases], blocks.tolist()
+        self.events.add_each("blocks_published", self.now_ns, leases[0].session_id, owners, ids, numbers, generations)
+        if self.journal is not None:
+            self.journal.publish_each(
+                self.tenant_names,
+                [lease.tree for lease in leases],
+                places,
+                texts,
+                blocks,
+                before,
+                priorities=[lease.priority for lease in leases],
+                expiries=expiries,
+            )
 
     def _record(self, journal: Recorder, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
         wider = lease.prefix_tree if first_index < lease.prefix_blocks else None

@@ -1,8 +1,11 @@
 """The commonest news of a report: a running sequence computed tokens, took a block of credit, filled one.
 
 It does what `reports.py` does with them, in a quarter of the time: a step of many sequences says little else.
-Invariant: a sequence is taken whole here or not touched, and whatever is not plain is left to `reports.py`, in its
-order: what might need room, split a node, replace a block, be refused. Called by `reports.py`.
+Invariants: a sequence is taken whole here or not touched, and whatever is not plain is left to `reports.py`, in its
+order: what might need room, split a node, replace a block, be refused. Blocks that lengthen leaves are listed together,
+with their records in the journal, before anything else looks: mostly once the report is answered, since no answer tells
+of them. Of a daemon that dies before that the next one hears of them from the decoder, which presents what it has
+sealed, as it does where the report itself was lost. Called by `reports.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator
 from cachemgr.groups import advance
 from cachemgr.leases import Lease, Session
 from cachemgr.results import SequenceFields, SequenceReport
-from cachemgr.sealing import grow, leaf_to_grow
+from cachemgr.sealing import grow_each, leaf_to_grow
 from cachemgr.state import CacheState
 from cachemgr.windows import drop_passed
 from common.layout import TOKEN_BYTES
@@ -22,8 +25,9 @@ def others(
     state: CacheState, session: Session, sequences: Iterable[SequenceFields], waiting: Container[int]
 ) -> Iterator[SequenceReport]:
     """Takes what is plain of `sequences`, and yields the rest, each before the next one is looked at. Owners in
-    `waiting`, which may change meanwhile, have no room: of theirs nothing is plain."""
-    find, size = session.leases.get, state.block_tokens
+    `waiting`, which may change meanwhile, have no room: of theirs nothing is plain. Blocks that lengthen a leaf are
+    left in `state.late`: `list_late` comes before whatever else looks at the state."""
+    find, size, late = session.leases.get, state.block_tokens, state.late
     windowed, grouped = state.window_tokens > 0, state.window_blocks is not None
     for lease_id, taken, tokens, sealed, copied, release, keep in sequences:
         lease = find(lease_id)
@@ -62,11 +66,24 @@ def others(
         record += tokens
         lease.sealed = sealed
         if leaf is not None:
-            grow(state, lease, leaf)
-        if windowed:
+            late[leaf] = lease
+        elif windowed:
             drop_passed(state, lease)
         elif grouped:
             advance(state, lease)
+
+
+def list_late(state: CacheState) -> None:
+    """Lists the blocks that a report has left for later."""
+    leaves = state.late.copy()
+    state.late.clear()
+    grow_each(state, leaves)
+    if state.window_tokens or state.window_blocks is not None:
+        for lease in leaves.values():
+            if state.window_tokens:
+                drop_passed(state, lease)
+            else:
+                advance(state, lease)
 
 
 def _took_one(state: CacheState, session: Session, lease: Lease, blocks: list[int]) -> bool:

@@ -100,7 +100,7 @@ class Rig:
 
     def tell(self, session: SessionId, blocks: Sequence[int], copy: CopyPlan | None = None) -> None:
         """An answer that names these blocks, and with them their window blocks."""
-        windows = self.manager._state.window_blocks
+        windows = self.manager._core.window_blocks
         if windows is not None:
             named = [*blocks, *((copy.source, copy.target) if copy is not None else ())]
             self.windows_of[session].update(windows.pairs_of(np.array(named, np.intp)).tolist())

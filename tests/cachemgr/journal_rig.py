@@ -83,17 +83,21 @@ def mortal(memory: NDArray[np.uint8], fate: Fate) -> NDArray[np.uint8]:
 
 @dataclass(eq=False)
 class World:
-    """What an index might do, told to a journal and to a dictionary."""
+    """What an index might do, told to a journal and to a dictionary; `each`: also single blocks of many sequences at
+    once."""
 
     journal: IndexJournal
     random: random.Random
     listed: dict[int, Entry] = field(default_factory=dict)
     next_listed: dict[int, Entry] = field(default_factory=dict)  # what will be listed once the running step is over
     trees: dict[str, Tree] = field(default_factory=dict)
+    each: bool = False
 
     def step(self) -> None:
         """One publication, or one eviction of leaves."""
-        if self.random.random() < 0.6:
+        if self.each and self.random.random() < 0.3:
+            self.publish_each()
+        elif self.random.random() < 0.6:
             self.publish()
         else:
             self.unpublish()
@@ -131,6 +135,38 @@ class World:
             owner, tree, place, np.array(tokens, "<i4").tobytes(), np.array(blocks, np.intp), above, priority=50
         )
         self.journal.flush()
+
+    def publish_each(self) -> None:
+        """A free block goes below each of some whole blocks, each in the tree of that one."""
+        size = self.journal.identity.block_tokens
+        free = [b for b in range(1, self.journal.identity.num_blocks + 1) if b not in self.listed]
+        whole = [b for b, entry in self.listed.items() if len(entry[4]) == size]
+        count = min(len(free), len(whole))
+        if not count:
+            return
+        blocks, above = self.random.sample(free, count), self.random.sample(whole, count)
+        names, trees, places, texts = [""], [], [], []
+        for block, before in zip(blocks, above, strict=True):
+            owner, root, _, place, _ = self.listed[before]
+            tree = next(tree for tree in self.trees.values() if tree.root_key == root)
+            if owner not in names:
+                names.append(owner)
+            tree.owner = names.index(owner)
+            tokens = tuple(self.random.randrange(50_000) for _ in range(size))
+            self.next_listed[block] = (owner, root, before, place + 1, tokens)
+            trees.append(tree)
+            places.append(place + 1)
+            texts.append(np.array(tokens, "<i4").tobytes())
+        self.journal.publish_each(
+            names,
+            trees,
+            np.array(places, np.int32),
+            texts,
+            np.array(blocks, np.intp),
+            above,
+            priorities=[number % 3 for number in range(count)],
+            expiries=[number % 2 for number in range(count)],
+        )
 
     def unpublish(self) -> None:
         """Some leaves go."""

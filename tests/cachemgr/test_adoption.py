@@ -70,6 +70,26 @@ def test_everybody_comes_back_and_nothing_is_lost(seed: int) -> None:
     rig.quiet()
 
 
+def test_what_a_report_left_for_later_is_published_after_the_death() -> None:
+    """A manager that died between an answer and the listing of what the report had sealed: the decoder presents it, and
+    the next manager lists it."""
+    rig = DyingRig()
+    sequences = [rig.acquire([number] * 4) for number in range(1, 9)]
+    rig.report(wanted=8)
+    for token in (0, 7, 7, 7, 7):
+        for sequence in sequences:
+            assert not token or rig.grow(sequence, token)
+            rig.compute(sequence)
+        rig.report(*map(rig.message, sequences))
+    assert len(rig.manager._core.late) == 8
+    rig.die()
+    assert rig.manager.snapshot().indexed_blocks == 8
+    assert all(lease for answer in rig.come_back() for lease in answer.leases)
+    rig.check()
+    assert rig.manager.snapshot().indexed_blocks == 16
+    assert rig.acquire([3, 3, 3, 3, 7, 7, 7, 7, 1]).computed == 8
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_of_two_decoders_one_is_dead(seed: int) -> None:
     """What the dead one held is free once the other has claimed; the other lost nothing."""

@@ -25,7 +25,10 @@ def test_log_is_the_newest_run_of_a_gap_free_sequence(max_events, max_blocks, si
     """Against a plain list: what is known is its newest run; every place in it can be resumed from, no other one."""
     log, naive = EventLog(max_events, max_blocks), []
     for number, size in enumerate(sizes, start=1):
-        log.add(f"kind_{number}", number, blocks=np.arange(size))
+        if size == 1 and number % 2:
+            log.add_each(f"kind_{number}", number, 1, [2], [3], [4], [5])
+        else:
+            log.add(f"kind_{number}", number, blocks=np.arange(size))
         naive.append((number, f"kind_{number}", size))
         kept = naive[-max_events:]
         while sum(item[2] for item in kept) > max_blocks and len(kept) > 1:
@@ -52,6 +55,21 @@ def test_event_holds_what_it_was_given():
     assert number == 1
     assert (event.kind, event.now_ns, event.owner, event.session, event.lease) == ("lease_granted", 9, 1, 2, 3)
     assert (event.blocks.tolist(), event.generation, event.detail) == ([7, 8], 4, {"num_tokens": 5})
+
+
+def test_events_of_many_leases_are_those_of_each():
+    """A column of each field makes the same events, in the same order, as one call each; no more stay than fit."""
+    many, single = EventLog(max_events=9), EventLog(max_events=9)
+    for first in (0, 6):
+        numbers = range(first, first + 6)
+        columns = ([n + 10 for n in numbers], [n + 20 for n in numbers], [n + 30 for n in numbers], list(numbers))
+        many.add_each("blocks_published", 7, 5, *columns)
+        for owner, lease, block, generation in zip(*columns, strict=True):
+            single.add("blocks_published", 7, owner, 5, lease, np.array([block]), generation)
+    assert many.oldest_sequence == 4
+    assert [(*it[:5], it.blocks.tolist(), *it[6:]) for _, it in many.since(3)] == [
+        (*it[:5], it.blocks.tolist(), *it[6:]) for _, it in single.since(3)
+    ]
 
 
 def test_event_keeps_its_blocks_and_nothing_beside_them():

@@ -13,6 +13,7 @@ from cachemgr.journal import IndexJournal
 from cachemgr.journal_file import boot_id, create_journal, discard_journal, open_journal
 from cachemgr.journal_format import Sections
 from cachemgr.journal_processes import HolderProcess, HolderTable, start_time_of
+from cachemgr.nodes import Tree
 from cachemgr.records import RecordHash
 from cachemgr.recovery import recover
 from common.errors import FailedPrecondition
@@ -26,11 +27,12 @@ def read(memory: np.ndarray) -> dict[int, Entry]:
     return entries(recover(IndexJournal(memory.copy())), TOKENS)
 
 
+@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_published_and_not_unpublished_is_read_back(seed: int) -> None:
+def test_what_was_published_and_not_unpublished_is_read_back(seed: int, each: bool) -> None:
     """After any series of publications and evictions, a reader finds exactly the blocks that are listed."""
     memory = make_memory(BLOCKS, TOKENS)
-    world = World(IndexJournal(memory), random.Random(seed))
+    world = World(IndexJournal(memory), random.Random(seed), each=each)
     most = 0
     for _ in range(60):
         world.step()
@@ -84,13 +86,13 @@ def test_what_is_erased_leaves_no_token_behind() -> None:
     assert read(memory) == {}
 
 
-def deaths(seed: int) -> int:
+def deaths(seed: int, each: bool) -> int:
     """Runs a world again and again, each time with one store more before its death. Returns how often it died."""
     lives = 0
     while True:
         memory = make_memory(BLOCKS, TOKENS)
         fate = Fate(lives, random.Random(seed * 1000 + lives))
-        world = World(IndexJournal(mortal(memory, fate)), random.Random(seed))
+        world = World(IndexJournal(mortal(memory, fate)), random.Random(seed), each=each)
         try:
             for _ in range(25):
                 world.step()
@@ -102,11 +104,43 @@ def deaths(seed: int) -> int:
         return lives
 
 
+@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_death_between_or_inside_any_two_stores_leaves_whole_paths_of_before_or_after(seed: int) -> None:
+def test_a_death_between_or_inside_any_two_stores_leaves_whole_paths_of_before_or_after(seed: int, each: bool) -> None:
     """Killed at any store, half of it done: what is read is the state before the step or after it, block by block, no
     block lacks its parent, and no block that the step did not touch is lost."""
-    assert deaths(seed) > 50
+    assert deaths(seed, each) > (30 if each else 50)
+
+
+def test_single_blocks_of_many_sequences_are_recorded_as_each_by_itself() -> None:
+    """The same bytes, whether they are of one tree or of several, also where a tree has no slot left."""
+    for owners in (("a",), ("a", "b", "a"), ("a", "x" * 1000, "b")):
+        trees = [Tree(number + 1, owner.ljust(32, ".")[:32].encode()) for number, owner in enumerate(owners)]
+        chosen = [trees[number % len(trees)] for number in range(7)]
+        names = ["", *owners]
+        texts = [np.full(TOKENS, number, "<i4").tobytes() for number in range(7)]
+        written = []
+        for together in (True, False):
+            memory = make_memory(BLOCKS, TOKENS)
+            journal = IndexJournal(memory)
+            for number, tree in enumerate(chosen):
+                journal.publish(names[tree.owner], tree, 0, texts[0], np.array([1 + number]), 0)
+            if together:
+                journal.publish_each(
+                    names, chosen, np.ones(7, np.int32), texts, np.arange(11, 18), range(1, 8),
+                    priorities=[number % 2 for number in range(7)], expiries=[0, 0, 0, 0, 0, 0, 1 << 40],
+                )  # fmt: skip
+            else:
+                for number, tree in enumerate(chosen):
+                    journal.publish(
+                        names[tree.owner], tree, 1, texts[number], np.array([11 + number]), 1 + number,
+                        priority=number % 2, expires_ns=(number == 6) << 40,
+                    )  # fmt: skip
+                journal.flush()
+            written.append(memory.tobytes())
+            expected = 14 - 2 * sum(len(names[tree.owner]) > 100 for tree in chosen)
+            assert len(read(memory)) == expected
+        assert written[0] == written[1]
 
 
 def damaged(seed: int) -> tuple[dict[int, Entry], dict[int, Entry]]:
