@@ -1,7 +1,8 @@
 """How far the recent hit rate is from the best there could be. Pure; it runs beside the event loop.
 
-Rates are cached tokens over prompt tokens. The limits are counted in whole blocks by `belady.py`; what was really had,
-parts of blocks too, is a lower bound of both, so neither is ever said to be below it. Called by the admin service.
+Rates are cached tokens over prompt tokens. The limits are counted in whole blocks by `belady.py`, as if each had a
+window block where a model has those: bounds they are there too. What was really had, parts of blocks too, is a lower
+bound of both, so neither is ever said to be below it. Called by the admin service.
 """
 
 from __future__ import annotations
