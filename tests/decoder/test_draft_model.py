@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import InvalidArgument, ResourceExhausted
 from common.layout import KvLayout
-from decoder.draft_model import DraftModel, check_same_vocabulary, num_draft_blocks
+from decoder.draft_model import DraftModel, check_same_vocabulary, load_draft, num_draft_blocks
 from decoder.grouped_arena import parts_of
 from decoder.models.packing import Memory
 from decoder.sequence import Request, Sequence, SequenceId, SequenceState, SpeculationMode, SpeculationParams
@@ -239,6 +239,26 @@ def test_a_window_block_that_a_draft_gives_up_too_early_is_seen(monkeypatch: pyt
     drafter, arena, _ = grouped_draft()
     sequence = sequence_of(1, request(1, prompt_of(83), max_tokens=500), [])
     assert not any(long_text(drafter, sequence, 20, lambda: poison_free_window_blocks(arena)))
+
+
+def test_a_draft_is_loaded_into_the_memory_that_was_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of blocks, in as many bytes as the option says, and nothing where the machine has less left."""
+    pytest.importorskip("transformers")
+    from tests.tiny_families import make_family
+
+    make_family(tmp_path, "gemma3")
+    model = load_model(tmp_path, "float32", 16)
+    options: Any = SimpleNamespace(
+        draft_model=tmp_path, block_tokens=16, kv_dtype=None, threads=1, max_context=None, weights_cache=None,
+        draft_kv_bytes=1 << 20, chunk_tokens=64,
+    )  # fmt: skip
+    drafter = load_draft(options, model, "float32", lambda stage, done: None)
+    assert drafter.num_free_window_blocks == model.layout.num_window_blocks(drafter.num_free_blocks) > 0
+    taken = model.layout.arena_bytes(drafter.num_free_blocks)
+    assert (1 << 20) - model.layout.block_bytes - 4096 < taken <= 1 << 20
+    monkeypatch.setattr("common.memory.available_bytes", lambda: taken - 1)
+    with pytest.raises(ResourceExhausted, match="draft_kv_bytes: keys and values of the draft model take"):
+        load_draft(options, model, "float32", lambda stage, done: None)
 
 
 @pytest.mark.parametrize(("name", "window"), [("gemma3", 40), ("gemma2", 40), ("mistral", 40)])
