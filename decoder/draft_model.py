@@ -24,7 +24,7 @@ from common.logs import get_logger
 from common.memory import check_available
 from decoder.batch import StepBatch
 from decoder.cache_api import Arena
-from decoder.draft_blocks import DraftBlocks, Table
+from decoder.draft_blocks import MOST_GUESSES, DraftBlocks, Table
 from decoder.grouped_arena import private_arena, usable_blocks
 from decoder.runner import StepModel
 from decoder.sequence import IntArray, Sequence, SequenceId, SequenceState
@@ -86,14 +86,12 @@ class DraftModel:
         budget = self._chunk_tokens
         for sequence, count in wanted:
             draft = self._draft_of(sequence)
-            count = min(count, self._max_position - sequence.num_tokens)
-            most = min(budget, self._blocks.most_tokens - count)
-            tokens = sequence.tokens[draft.computed :][: max(0, most)]
+            count = min(count, self._max_position - sequence.num_tokens, MOST_GUESSES)
+            tokens = sequence.tokens[draft.computed :][: min(budget, self._blocks.most_tokens)]
             end = draft.computed + len(tokens)
-            if count < 1 or not len(tokens):
+            if count < 1 or not len(tokens) or not self._admit(draft, sequence.num_tokens + count, asked):
                 continue
-            if not self._cover(draft, end + (count if end == sequence.num_tokens else 0), asked):
-                continue
+            self._blocks.cover(draft.table, end + (count if end == sequence.num_tokens else 0))
             budget -= len(tokens)
             parts.append((draft, tokens))
             if end == sequence.num_tokens:
@@ -131,14 +129,16 @@ class DraftModel:
         self._blocks.leave(draft.table, draft.computed)
         return draft
 
-    def _cover(self, draft: _Draft, num_tokens: int, asked: set[SequenceId]) -> bool:
+    def _admit(self, draft: _Draft, num_tokens: int, asked: set[SequenceId]) -> bool:
+        request = draft.sequence.request
+        most_tokens = max(num_tokens, len(request.prompt) + request.stopping.max_tokens)
         for name in [name for name in self._drafts if name not in asked]:
-            if self._blocks.fits(draft.table, num_tokens):
+            if self._blocks.fits(draft.table, num_tokens, most_tokens):
                 break
             self._drop(name)
-        if not self._blocks.fits(draft.table, num_tokens):
+        if not self._blocks.fits(draft.table, num_tokens, most_tokens):
             return False
-        self._blocks.cover(draft.table, num_tokens)
+        self._blocks.admit(draft.table, num_tokens, most_tokens)
         return True
 
     # ---- computing

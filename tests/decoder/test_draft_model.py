@@ -95,6 +95,18 @@ def test_what_the_draft_model_cannot_hold_is_decoded_without_guesses() -> None:
     assert 0 < node.sink.drafts[1][0] < 20
 
 
+def test_long_prompts_never_wait_for_each_others_blocks() -> None:
+    """Two that are caught up with in chunks, on room for one: the first gets all it needs at once, and is guessed for;
+    when it ends the other is."""
+    model = RecallModel()
+    drafter = DraftModel(model, model.arena(24), 16)
+    both = [sequence_of(n, request(n, prompt_of(70, n), max_tokens=50), [7]) for n in range(2)]
+    lengths = [[len(guess) for guess in drafter.propose([(sequence, 2) for sequence in both])] for _ in range(6)]
+    assert lengths[3:] == [[0, 0], [2, 0], [0, 0]], "then it waits to be told a token"
+    both[0].state = SequenceState.FINISHED
+    assert [len(drafter.propose([(both[1], 2)])[0]) for _ in range(5)] == [0, 0, 0, 0, 2]
+
+
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
 @pytest.mark.parametrize("other", [False, True])
 def test_a_draft_of_itself_is_always_right_and_another_one_changes_nothing(
@@ -220,16 +232,38 @@ def test_a_draft_with_windows_keeps_no_window_block_that_it_has_passed() -> None
         poison_free_window_blocks(arena)
         held.append(total - drafter.num_free_window_blocks)
 
-    assert long_text(drafter, sequence, 150, after) == [False] * 5 + [True] * (len(held) - 5), "first the prompt"
+    assert long_text(drafter, sequence, 150, after) == [False] * 9 + [True] * (len(held) - 9), "first the prompt"
     model = RecallModel(group_window=GROUP_WINDOW)
     # Of the window, the guesses, and what was computed since: the tokens of one step.
-    assert max(held[8:]) <= model.layout.blocks_for(GROUP_WINDOW + 2 * 6) + 1 < total
+    assert max(held[10:]) <= model.layout.blocks_for(GROUP_WINDOW + 2 * 6) + 1 < total
     other = sequence_of(2, request(2, prompt_of(70, 3), max_tokens=500), [])
-    assert all(long_text(drafter, other, 60, after)[5:])
+    assert all(long_text(drafter, other, 60, after)[9:])
     sequence.state = other.state = SequenceState.FINISHED
     assert drafter.propose([]) == []
     assert (drafter.num_free_window_blocks, drafter.num_free_blocks) == (total, 120)
     assert not arena.of.any()
+
+
+def test_drafts_with_windows_never_wait_for_each_others_window_blocks() -> None:
+    """Many long prompts on window blocks for few: as many as are admitted come to their guesses, and keep getting them;
+    the others follow when those end."""
+    drafter, arena, _ = grouped_draft()
+    sequences = [sequence_of(n, request(n, prompt_of(24 + n, n), max_tokens=99), [7]) for n in range(4)]
+    guessed: list[set[int]] = []
+    for _ in range(30):
+        guesses = drafter.propose([(sequence, 2) for sequence in sequences])
+        poison_free_window_blocks(arena)
+        guessed.append({n for n, guess in enumerate(guesses) if len(guess)})
+        for sequence, guess in zip(sequences, guesses, strict=True):
+            if len(guess):
+                assert guess.tolist() == greedy_oracle(sequence.tokens.tolist(), 2)
+                sequence.append_token((int(guess[0]) + 1) % VOCAB)
+    first = guessed[-1]
+    assert 0 < len(first) < 4 and all(told == first for told in guessed[8:])
+    for n in first:
+        sequences[n].state = SequenceState.FINISHED
+    left = [(sequence, 2) for n, sequence in enumerate(sequences) if n not in first]
+    assert any(len(guess) for _ in range(8) for guess in drafter.propose(left))
 
 
 def test_a_window_block_that_a_draft_gives_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
