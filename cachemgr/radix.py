@@ -22,7 +22,7 @@ from cachemgr.policies import DEFAULT_POLICY, POLICIES, Policy
 from cachemgr.reclaim import Reclaimer
 from common.layout import TOKEN_BYTES
 
-MAX_GROWN_BLOCKS = 1024  # a node that grows block by block is copied each time; beyond this a child is begun
+MAX_GROWN_BLOCKS = 256  # a node that grows block by block is copied each time; beyond this a child is begun
 
 
 class Match(NamedTuple):  # a third of the cost of a frozen dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachemgr import reports, sealing, steady_reports
+from cachemgr import radix, reports, sealing, steady_reports
 from cachemgr.ids import LeaseId, TenantId
 from cachemgr.journal import IndexJournal
 from cachemgr.manager import CacheManager
@@ -123,16 +123,19 @@ class Steps:
 
 
 @pytest.mark.parametrize(
-    ("ceiling", "most", "few", "looks"), [(0, 5, 6, True), (14, 5, 6, True), (0, 12, 1, False), (14, 12, 0, False)]
+    ("ceiling", "most", "few", "looks", "grown"),
+    [(0, 5, 6, True, 256), (14, 5, 6, True, 256), (0, 12, 1, False, 2), (14, 12, 0, False, 256)],
 )
 @pytest.mark.parametrize("seed", range(10))
 def test_the_short_way_does_what_the_long_way_does(
-    seed: int, ceiling: int, most: int, few: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, ceiling: int, most: int, few: int, looks: bool, grown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers, events, blocks and the journal's bytes are the same whether the short way is there or not, whether the
-    blocks of many sequences are listed one by one or together, and whether anybody looks between the reports; and it
-    takes most of what is said."""
+    blocks of many sequences are listed one by one or together, how long a leaf may grow, and whether anybody looks
+    between the reports; and it takes most of what is said."""
     monkeypatch.setattr(sealing, "FEW", few)
+    for module in (sealing, radix):
+        monkeypatch.setattr(module, "MAX_GROWN_BLOCKS", grown)
 
     def run() -> Any:
         steps = Steps(random.Random(seed), ceiling, most=most, looks=looks)
