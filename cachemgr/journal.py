@@ -4,8 +4,8 @@ One record a block (`records.py`), a column of window blocks where there are lay
 their owners, a table of the processes that hold the arena, and a header that binds it all to one arena by its nonce.
 Invariants: payload is stored before the checksum that makes it count, so that a death between any two stores leaves
 valid records of a moment before, and invalid ones; a record says block, previous block and position, so that splits and
-joints of the tree change nothing here; an entry of a window block is one store. Called by `CacheState` (publish,
-unpublish) and by the daemon at its start. The header's life, files and clocks are not its own.
+joints of the tree change nothing here; an entry of a window block is one store. Called by `publishing.py`, by
+`CacheState` (unpublish) and by the daemon at its start. The header's life, files and clocks are not its own.
 """
 
 from __future__ import annotations

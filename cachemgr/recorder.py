@@ -1,7 +1,7 @@
 """What the core tells of its index, so that a daemon after this one can know it. The core never asks anything back.
 
-The implementation is `journal.py`; tests pass their own. Called by `CacheState` in the same step that changes the
-index, so that whoever is told of a block afterwards is told after the record of it.
+The implementation is `journal.py`; tests pass their own. Called by `state.py` and `publishing.py` in the same step that
+changes the index, so that whoever is told of a block afterwards is told after the record of it.
 """
 
 from __future__ import annotations

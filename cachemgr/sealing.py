@@ -16,6 +16,7 @@ from cachemgr import groups
 from cachemgr.ids import BlockRun
 from cachemgr.leases import Deferred, Lease, Session, to_wire
 from cachemgr.nodes import NEVER, NO_CHILDREN, Node, Tree
+from cachemgr.publishing import publish, publish_each
 from cachemgr.radix import MAX_GROWN_BLOCKS
 from cachemgr.results import Replacement
 from cachemgr.state import CacheState
@@ -72,10 +73,10 @@ def _publish(state: CacheState, session: Session, lease: Lease, tree: Tree, end:
             groups.lend(state, own[:count], existing)
         replacement = _replace(state, session, lease, existing)
         for place in filled:
-            state.publish(lease, first + place, tokens[place * size : (place + 1) * size], own[place : place + 1])
+            publish(state, lease, first + place, tokens[place * size : (place + 1) * size], own[place : place + 1])
     new = own[count:] if count else own
     if len(new):
-        state.publish(lease, first + count, tokens[count * size :], new)
+        publish(state, lease, first + count, tokens[count * size :], new)
     lease.grew = count < len(own)
     lease.num_published = end
     state.waits.progressed(lease)
@@ -102,7 +103,7 @@ def grow(state: CacheState, lease: Lease, leaf: Node) -> None:
     tokens = bytes(lease.tokens[first * size : (first + 1) * size])
     block = lease.table[first : first + 1].copy()
     state.index.forest.extend(leaf, tokens, block, state.now_ns + lease.ttl_ns if lease.ttl_ns else NEVER)
-    state.publish(lease, first, tokens, block)
+    publish(state, lease, first, tokens, block)
     lease.num_published = first + 1
     state.waits.progressed(lease)
 
@@ -126,7 +127,7 @@ def grow_each(state: CacheState, leaves: Mapping[Node, Lease]) -> None:
     expiries = [now_ns + lease.ttl_ns if lease.ttl_ns else 0 for lease in leases]
     run, at = np.array(blocks, np.intp), np.array(places, np.int32)
     state.index.forest.extend_each(leaves, at, texts, run, expiries)
-    state.publish_each(leases, at, texts, run, before, expiries)
+    publish_each(state, leases, at, texts, run, before, expiries)
     if state.waits.producers:
         for lease in leases:
             state.waits.progressed(lease)
@@ -151,7 +152,7 @@ def publish_tail(state: CacheState, lease: Lease, num_tokens: int | None = None)
     if node is None:
         return
     state.discard(superseded)
-    state.publish(lease, depth, tokens, block)
+    publish(state, lease, depth, tokens, block)
     lease.num_published = depth + 1
 
 

@@ -6,7 +6,7 @@ and `branches.py` are written with these steps; only they and `manager.py` hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -228,62 +228,6 @@ class CacheState:
             self.forget_names(unlisted)
             self.note_unlisted(unlisted, "superseded")
             self.pool.unpublish(unlisted)
-
-    def publish(self, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
-        """Marks blocks that the index lists since this step."""
-        self.pool.publish(blocks)
-        last = blocks.item(-1)
-        owner, generation = self.pool.owner.item(last), self.pool.generation.item(last)
-        self.events.add("blocks_published", self.now_ns, owner, lease.session_id, lease.lease_id, blocks, generation)
-        if self.journal is not None:
-            self._record(self.journal, lease, first_index, tokens, blocks)
-        if self.weak_names is not None:
-            above = lease.prefix_tree if first_index < lease.prefix_blocks else None
-            tree = lease.tree if above is None else above
-            previous = int(lease.table[first_index - 1]) if first_index > tree.root.start else 0
-            self.weak_names.add(tree.root_key, previous, tokens, blocks)
-
-    def publish_each(
-        self,
-        leases: Sequence[Lease],
-        places: NDArray[np.int32],
-        texts: Sequence[bytes | bytearray],
-        blocks: BlockRun,
-        before: Sequence[int],
-        expiries: Sequence[int],
-    ) -> None:
-        """As `publish` of one whole block of each of these leases of one session, each in its own tree behind the block
-        `before` it; expiry 0 is never. Not in the weak-hash test mode."""
-        pool = self.pool
-        pool.publish(blocks)
-        owners, generations = pool.owner.take(blocks).tolist(), pool.generation.take(blocks).tolist()
-        ids, numbers = [lease.lease_id for lease in leases], blocks.tolist()
-        self.events.add_each("blocks_published", self.now_ns, leases[0].session_id, owners, ids, numbers, generations)
-        if self.journal is not None:
-            self.journal.publish_each(
-                self.tenant_names,
-                [lease.tree for lease in leases],
-                places,
-                texts,
-                blocks,
-                before,
-                priorities=[lease.priority for lease in leases],
-                expiries=expiries,
-            )
-
-    def _record(self, journal: Recorder, lease: Lease, first_index: int, tokens: bytes, blocks: BlockRun) -> None:
-        wider = lease.prefix_tree if first_index < lease.prefix_blocks else None
-        tree = lease.tree if wider is None else wider
-        journal.publish(
-            self.tenant_names[tree.owner],
-            tree,
-            first_index,
-            tokens,
-            blocks,
-            int(lease.table[first_index - 1]) if first_index else 0,
-            priority=lease.priority,
-            expires_ns=self.expiry(lease.ttl_ns) if lease.ttl_ns else 0,
-        )
 
     def forget_names(self, blocks: BlockRun) -> None:
         """The index lists these no more."""
