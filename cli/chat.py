@@ -20,6 +20,7 @@ from cli.client import (
 from cli.conversation import Conversation
 from cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from cli.generation_options import add_generation_options, build_request
+from cli.node_wait import add_wait_option, wait_for_node
 from common.arguments import CommandParser
 
 HELP = "/reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer"
@@ -30,12 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(prog="tessera chat", description=f"Talk to the model. {HELP}.")
     add_generation_options(parser)
     add_connection_options(parser)
+    add_wait_option(parser)
     options = parser.parse_args(arguments)
     build_request(options)  # refuse what is no text before the first question
     opening = [] if options.system is None else [("system", check_text("--system", options.system))]
     if sys.stdin.isatty():
         print(HELP)
         _load_line_editing()
+    wait_for_node(options)
     all_answered, num_questions = True, 0
     with Client.from_options(options) as client:
         conversation = Conversation(client, opening, keep=not options.no_cache)
@@ -71,7 +74,9 @@ def _take_turn(conversation: Conversation, options: argparse.Namespace, line: st
         print(f"\n{error.message}", file=sys.stderr)
         return False
     else:
-        print(f"\n  [{numbers.describe()}]")
+        print(f"\n  [{numbers.describe()}]", flush=True)
+        if (cut := numbers.describe_cut(options.max_tokens)) is not None:
+            print(cut, file=sys.stderr)
     return True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,8 @@ MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate would say more about messages than tokens
 TOKENIZE_SECONDS = 30.0
 DEFAULT_ENDPOINT = "127.0.0.1:50051"
-DROP_SECONDS = 2.0
+SHORT_SECONDS = 2.0
+NO_TEMPLATE_FIELD = "chat"  # a conversation is refused as a whole where the model has no chat template
 # What a user types for the fields of a request.
 FLAGS = {
     "adapter": "--adapter", "model": "--model", "beam.length_penalty": "--length-penalty", "beam.width": "--beams",
@@ -48,7 +50,7 @@ ABSENT = "start the node with `tessera up`, or name another: --endpoint HOST:POR
 @dataclass(slots=True)
 class Numbers:
     """What one request cost; times in seconds as this client saw them. `stop` and `session_handle` are those of the
-    sample that ended last."""
+    sample that ended last; `cut_tokens` is the length of the last that a bound cut off, None where none was."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -60,6 +62,7 @@ class Numbers:
     prompt_logprobs: list[Any] = field(default_factory=list, repr=False)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cut_tokens: int | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -77,6 +80,14 @@ class Numbers:
             f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens"
             f"{'' if rate is None else f', {rate:.1f} tokens/s'}{drafts}"
         )
+
+    def describe_cut(self, max_tokens: int) -> str | None:
+        """One line that an answer was cut off: by `max_tokens`, or by the end of the context. None where none was."""
+        if self.cut_tokens is None:
+            return None
+        if self.cut_tokens < max_tokens:
+            return "the answer was cut off: prompt and answer fill the model's context"
+        return f"the answer was cut off after {max_tokens} tokens; --max-tokens N allows more"
 
 
 def find_state(given: Path | None) -> StatePaths:
@@ -178,6 +189,7 @@ class Client:
         """
         began = time.perf_counter()
         first = None
+        lengths: Counter[int] = Counter()
         call: Any = self._stub.Generate(request, metadata=self._metadata)
         try:
             for response in call:
@@ -189,11 +201,14 @@ class Client:
                         numbers.prompt_logprobs = list(response.accepted.prompt_logprobs)
                         first, numbers.ttft_seconds = now, now - began
                     case "delta":
+                        lengths[response.delta.index] += len(response.delta.token_ids)
                         yield response.delta
                         numbers.decode_seconds = now - first if first is not None else 0.0
                     case "finished":
                         numbers.stop = response.finished.stop
                         numbers.session_handle = response.finished.session_handle
+                        if response.finished.reason == inference_pb2.FINISH_REASON_LENGTH:
+                            numbers.cut_tokens = lengths[response.finished.index]
                     case "summary":
                         usage = response.summary.usage
                         numbers.completion_tokens = usage.completion_tokens
@@ -204,11 +219,23 @@ class Client:
         finally:
             call.cancel()
 
+    def has_chat_template(self) -> bool:
+        """Whether the model that is served by default has one. Raises CommandError with what the server said."""
+        request = inference_pb2.TokenizeRequest()
+        request.chat.messages.add(role="user", content="?")
+        try:
+            self._stub.Tokenize(request, metadata=self._metadata, timeout=SHORT_SECONDS)
+        except grpc.RpcError as error:
+            if error_from_rpc(error).metadata.get("field") == NO_TEMPLATE_FIELD:
+                return False
+            raise self._failure(error) from None
+        return True
+
     def drop_session(self, handle: str) -> None:
         """Have the server keep a conversation no longer. Raises CommandError with what it said."""
         request = inference_pb2.DropSessionRequest(handle=handle)
         try:
-            self._stub.DropSession(request, metadata=self._metadata, timeout=DROP_SECONDS)
+            self._stub.DropSession(request, metadata=self._metadata, timeout=SHORT_SECONDS)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
@@ -218,6 +245,6 @@ class Client:
         failure = error_from_rpc(error)
         if phase is not None and phase not in message and failure.code is grpc.StatusCode.UNAVAILABLE:
             message += f"; {phase}"  # its gateway answers already, and has no decoder yet
-        if failure.metadata.get("field") == "chat":  # there is no template
+        if failure.metadata.get("field") == NO_TEMPLATE_FIELD:
             message += "; `tessera generate --raw` continues plain text"
         return CommandError(message, reason=failure.reason)

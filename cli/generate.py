@@ -9,6 +9,7 @@ from typing import Any
 from cli.client import Client, Numbers, add_connection_options, add_turns, check_text
 from cli.errors import EXIT_USAGE, CommandError
 from cli.generation_options import add_generation_options, build_request
+from cli.node_wait import add_wait_option, wait_for_node
 from cli.output_options import add_logprob_options, show_logprobs
 from common.arguments import CommandParser, number, whole
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     add_generation_options(parser)
     add_logprob_options(parser, whole)
     add_connection_options(parser)
+    add_wait_option(parser)
     options = parser.parse_args(arguments)
     if options.raw and options.system is not None:
         parser.error("--system is part of a conversation; leave --raw out")
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         system = [] if options.system is None else [("system", check_text("--system", options.system))]
         add_turns(request, [*system, ("user", prompt)])
+    wait_for_node(options)
     numbers = Numbers()
     samples: dict[int, list[str]] = {}
     logprobs: list[tuple[int, Any]] = []
@@ -81,7 +84,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.logprobs is not None:
         print(show_logprobs("sample", sorted(logprobs, key=lambda pair: pair[0])), file=sys.stderr)
     if not options.quiet:
-        print(numbers.describe(), file=sys.stderr)
+        for line in (numbers.describe_cut(options.max_tokens), numbers.describe()):
+            if line is not None:
+                print(line, file=sys.stderr)
     return 0
 
 

@@ -47,6 +47,8 @@ def loud_line(line: str) -> str | None:
         return None
     if event.get("event") == "model_loading" and isinstance(event.get("fraction"), int | float):
         return f"{PROGRESS}{event.get('stage', '')} {event['fraction']:.0%}".replace("%", " %")
+    if event.get("event") == "model_loaded":
+        return f"{PROGRESS}done in {event.get('seconds')} s"
     if event.get("event") == "kernels_compiling":
         so_far = f"{event.get('functions')} functions in {event.get('seconds')} s so far"
         return COMPILING + (so_far if event.get("functions") else COMPILING_TAKES)

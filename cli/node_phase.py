@@ -31,8 +31,23 @@ def tell_phase(paths: StatePaths, phase: str | None) -> None:
     fresh.replace(paths.phase_file)
 
 
+def is_starting(paths: StatePaths) -> bool:
+    """Whether the node of this state directory starts and is not ready yet."""
+    told = _read(paths)
+    return told is not None and told[0] in (STARTING, COMPILING)
+
+
 def describe_phase(paths: StatePaths) -> str | None:
     """A sentence about the node of this state directory while it starts or drains; None where it does neither."""
+    told = _read(paths)
+    if told is None:
+        return None
+    phase, pid = told
+    return f"the node of {paths.state_dir} is {phase} (process {pid}); {_ADVICE[phase]}"
+
+
+def _read(paths: StatePaths) -> tuple[str, str] | None:
+    """The phase and its process; None where there is none, or one of a process that is gone."""
     try:
         phase, pid = paths.phase_file.read_text(encoding="utf-8").split()
         os.kill(int(pid), 0)
@@ -40,6 +55,4 @@ def describe_phase(paths: StatePaths) -> str | None:
         pass  # it is there, and another user's
     except (OSError, ValueError, OverflowError):
         return None
-    if phase not in _ADVICE:
-        return None
-    return f"the node of {paths.state_dir} is {phase} (process {pid}); {_ADVICE[phase]}"
+    return (phase, pid) if phase in _ADVICE else None

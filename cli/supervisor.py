@@ -27,7 +27,8 @@ from cli.restarts import RestartHistory, RestartLimits
 POLL_SECONDS = 0.05
 PROBE_TIMEOUT_SECONDS = 1.0
 PROBE_PAUSE_SECONDS = 0.2
-SILENCE_SECONDS = 15.0
+FIRST_SILENCE_SECONDS, SILENCE_SECONDS = 5.0, 15.0
+NO_WORD = "its program is being loaded"
 
 
 class Stopped(Exception):
@@ -47,6 +48,8 @@ class _Slot:
     next_check_seconds: float = 0.0
     started_seconds: float = 0.0
     heard_seconds: float = 0.0
+    patience_seconds: float = FIRST_SILENCE_SECONDS
+    last_word: str = NO_WORD
 
 
 @dataclass(slots=True)
@@ -107,7 +110,8 @@ class Supervisor:
             status = slot.child.exit_status()
             for line in slot.child.loud_lines():
                 self.announce(f"{slot.spec.name}: {line}")
-                slot.heard_seconds = self.clock()
+                slot.heard_seconds, slot.patience_seconds = self.clock(), FIRST_SILENCE_SECONDS
+                slot.last_word = line
                 if line.startswith(COMPILING) and not slot.has_served:
                     self.compiling()
             if status is not None:
@@ -149,6 +153,7 @@ class Supervisor:
 
     def _start_child(self, slot: _Slot) -> None:
         slot.restart_at_seconds, slot.serving = None, False
+        slot.patience_seconds, slot.last_word = FIRST_SILENCE_SECONDS, NO_WORD
         slot.started_seconds = slot.heard_seconds = self.clock()
         slot.child = Child.start(slot.spec, self.log_dir / f"{slot.spec.name}.log", self.environ)
 
@@ -164,10 +169,10 @@ class Supervisor:
     def _break_silence(self, slot: _Slot, child: Child) -> None:
         now = self.clock()
         awaited = next((other for other in self._all() if not other.serving), None)  # the gateway waits for the decoder
-        if slot is awaited and now - slot.heard_seconds > SILENCE_SECONDS:
-            slot.heard_seconds = now
-            seconds = now - slot.started_seconds
-            self.announce(f"{slot.spec.name} is not ready yet, {seconds:.0f} s after its start; its log: {child.log}")
+        if slot is awaited and now - slot.heard_seconds > slot.patience_seconds:
+            slot.heard_seconds, slot.patience_seconds = now, SILENCE_SECONDS
+            since = f"{now - slot.started_seconds:.0f} s after its start"
+            self.announce(f"waiting for {slot.spec.name}, {since} ({slot.last_word}); its log: {child.log}")
 
     def _child_died(self, slot: _Slot, child: Child, status: int) -> None:
         slot.child, slot.serving = None, False

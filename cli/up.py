@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cli.client import Client
 from cli.errors import EXIT_USAGE, CommandError
+from cli.files import read_authority, read_key
 from cli.first_key import expect_key, unshown_key
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
@@ -87,7 +89,10 @@ def _run(node: Node, interrupts: Interrupts) -> int:
         supervisor.start(READY_SECONDS)
         tell_phase(node.paths, None)
         seconds = time.monotonic() - began
-        print(describe_node(node, supervisor.pids(), seconds, key=unshown_key(node.paths)), flush=True)
+        told = describe_node(
+            node, supervisor.pids(), seconds, key=unshown_key(node.paths), chats=takes_conversations(node)
+        )
+        print(told, flush=True)
         while not interrupts.stopping():
             supervisor.poll()
             time.sleep(POLL_SECONDS)
@@ -118,8 +123,20 @@ def tell_endpoint(node: Node) -> None:
     fresh.replace(node.paths.endpoint_file)
 
 
-def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str | None) -> str:
-    """What runs, where it answers and how to call it; `key` is the default tenant's, where it is to be shown."""
+def takes_conversations(node: Node) -> bool:
+    """Whether the model has a chat template; where the gateway cannot be asked, it may have one."""
+    listen, certificate = node.options.listen, node.options.tls_cert
+    endpoint = callable_address(listen, secure=certificate is not None)
+    try:
+        with Client(endpoint, read_key(node.paths.default_key, None, ""), read_authority(certificate)) as client:
+            return client.has_chat_template()
+    except CommandError:
+        return True
+
+
+def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str | None, chats: bool = True) -> str:
+    """What runs, where it answers and how to call it; `key` is the default tenant's, where it is to be shown, and
+    without `chats` the model has no chat template."""
     options, paths = node.options, node.paths
     command = "tessera" if shutil.which("tessera") else sys.argv[0]
     endpoint = callable_address(options.listen, secure=options.tls_cert is not None)
@@ -133,8 +150,7 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str 
         f"  logs       {paths.logs_dir}",
         "  processes  " + ", ".join(f"{name} {pid}" for name, pid in pids.items()),
         "\ntry",
-        f"  {command} generate{state} 'Why is the sky blue?'",
-        f"  {command} chat{state}",
+        *_questions(f"{command} %s{state}", chats),
         f"  {command} admin snapshot{state}",
         f"  {grpcurl_line(endpoint, str(paths.default_key), options.tls_cert)}",
         "\nin Python",
@@ -144,6 +160,13 @@ def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str 
     if key is not None:
         lines.insert(4, f"  key        {key}")
     return "\n".join(lines)
+
+
+def _questions(command: str, chats: bool) -> list[str]:
+    """Lines that ask the model; %s of `command` is the name of one."""
+    if chats:
+        return [f"  {command % 'generate'} 'Why is the sky blue?'", f"  {command % 'chat'}"]
+    return [f"  {command % 'generate'} --raw 'The sky is blue because'  (the model has no chat template)"]
 
 
 def callable_address(listen: str, *, secure: bool) -> str:

@@ -91,6 +91,7 @@ def _load(path: Path, device: ComputeDevice, options: Options, weights: WeightsS
         options.weights_cache,
         None if weights is None else weights.weights_of,
     )
+    progress("kernels", 0.0)
     model.warm_up(private_arena(model.layout, 1))
     log.info("model_loaded", model=path.name, seconds=round(time.monotonic() - started, 2))
     draft = None if options.draft_model is None else load_draft(options, model, dtype, progress)

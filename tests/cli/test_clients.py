@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from cli.__main__ import main
 from cli.admin_tenant_tables import show_keys
 from cli.client import DEFAULT_ENDPOINT, Client, Numbers, find_endpoint
+from cli.errors import CommandError
 from cli.node import Node
 from cli.up import tell_endpoint
 from common.config import build_parser, load_options
@@ -44,6 +45,17 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
         self.kept: set[str] = set()
         self.can_keep = True
         self.stop = ""
+        self.reason = inference_pb2.FINISH_REASON_STOP
+        self.has_template = True
+
+    def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """As the real one where the model has a chat template, and where it has none."""
+        if request.HasField("chat") and not self.has_template:
+            refusal = named_status(3, "INVALID_ARGUMENT")
+            refusal.details[0].Clear()
+            refusal.details[0].Pack(error_details_pb2.ErrorInfo(metadata={"field": "chat"}))
+            context.abort_with_status(rpc_status.to_status(refusal))
+        return inference_pb2.TokenizeResponse(token_ids=[1])
 
     def DropSession(self, request: Any, context: Any) -> Any:  # noqa: N802
         """As the real one."""
@@ -75,7 +87,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
                 yield inference_pb2.GenerateResponse(delta=delta)
             handle = f"handle{len(self.requests)}" if request.session.keep_seconds else ""
             self.kept |= {handle} - {""}
-            finished = inference_pb2.Finished(index=index, stop=self.stop, session_handle=handle)
+            finished = inference_pb2.Finished(index=index, reason=self.reason, stop=self.stop, session_handle=handle)
             yield inference_pb2.GenerateResponse(finished=finished)
         usage = inference_pb2.Usage(prompt_tokens=20, cached_tokens=12, completion_tokens=2)
         yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
@@ -203,6 +215,40 @@ def test_generate_streams_text_and_tells_the_numbers(inference: Inference, capsy
     assert request.cache.no_store
     assert not request.sampling.HasField("top_p")
     assert fake.metadata[0]["authorization"] == "Bearer tsk_test"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_answer_that_was_cut_says_so(
+    command: str, inference: Inference, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a bound ended the answer, one line on stderr names the option that raises it, or the context; an answer
+    that ended by itself, and `--quiet`, have no such line."""
+    fake, flags = inference
+
+    def ask(*options: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+        assert main([command, *(["Hi"] if command == "generate" else []), *options, *flags]) == 0
+        shown = capsys.readouterr()
+        assert "cut off" not in shown.out
+        return [line for line in shown.err.splitlines() if "cut off" in line]
+
+    assert ask("--max-tokens", "2") == []
+    fake.reason = inference_pb2.FINISH_REASON_LENGTH
+    assert ask("--max-tokens", "2") == ["the answer was cut off after 2 tokens; --max-tokens N allows more"]
+    assert ask("--max-tokens", "3") == ["the answer was cut off: prompt and answer fill the model's context"]
+    if command == "generate":
+        assert ask("--max-tokens", "2", "--quiet") == []
+
+
+def test_a_model_without_a_chat_template_is_told_apart(inference: Inference, tmp_path: Path) -> None:
+    """The gateway's refusal of a conversation as a whole means no template; any other failure is no such answer."""
+    fake, flags = inference
+    with Client(flags[1], "tsk_test") as client:
+        assert client.has_chat_template()
+        fake.has_template = False
+        assert not client.has_chat_template()
+    with Client(f"unix:{tmp_path}/nobody.sock", "tsk_test") as client, pytest.raises(CommandError):
+        client.has_chat_template()
 
 
 def test_what_comes_beside_the_text_is_asked_for_and_shown(

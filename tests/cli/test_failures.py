@@ -30,8 +30,8 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="open
 
 
 def ask(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What `tessera generate` says on stderr when it fails; one line."""
-    assert main(["generate", "Hi", *flags]) in (1, 2)
+    """What `tessera generate` says on stderr when it fails without a wait; one line."""
+    assert main(["generate", "Hi", "--wait", "0", *flags]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     return line
 

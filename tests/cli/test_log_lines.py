@@ -33,9 +33,16 @@ def test_every_sentence_is_one_line_with_its_fields() -> None:
 
 
 def test_progress_of_loading_is_told() -> None:
-    """The stage and its per cent."""
-    line = event("model_loading", "info", stage="weights", fraction=0.55)
-    assert loud_line(line) == "loading the model: weights 55 %"
+    """The stage and its per cent, and that it is done; none of it explains an unexpected end."""
+    lines = [
+        event("model_loading", "info", stage="weights", fraction=0.55),
+        event("model_loaded", "info", model="tiny", seconds=0.9),
+    ]
+    assert [loud_line(line) for line in lines] == [
+        "loading the model: weights 55 %",
+        "loading the model: done in 0.9 s",
+    ]
+    assert last_words(lines, 15) == []
 
 
 def test_last_words_are_errors_and_plain_text() -> None:

@@ -190,8 +190,8 @@ def test_compiling_is_told_at_once_and_passed_on(rig: Rig) -> None:
 
 
 def test_a_long_silence_is_broken_by_whom_the_others_wait_for(rig: Rig) -> None:
-    """Fifteen seconds after its last word the user reads that a decoder is not ready, and where its log is; then each
-    fifteen seconds again. Of the gateway, which waits for the decoder, nothing is said."""
+    """Five seconds after its last word the user reads that a decoder is waited for, with what it does and where its log
+    is; then each fifteen seconds again. Of the gateway, which waits for the decoder, nothing is said."""
     program = "import time; time.sleep(600)"
     decoder, gateway = (
         ChildSpec(name, (sys.executable, "-c", program), str(rig.folder / name)) for name in ("decoder-0", "gateway")
@@ -201,12 +201,21 @@ def test_a_long_silence_is_broken_by_whom_the_others_wait_for(rig: Rig) -> None:
     supervisor.clock = lambda: now[0]
     with pytest.raises(CommandError, match="not ready"):
         supervisor.start(-1.0)
-    for second, told in ((5.0, 0), (15.0, 0), (15.5, 1), (20.0, 1), (30.5, 1), (31.0, 2)):
+    for second, told in ((4.0, 0), (5.0, 0), (5.6, 1), (20.0, 1), (21.0, 2), (35.5, 2)):
         now[0] = second
         supervisor.poll()
         assert len(rig.said) == told, second
     log = rig.folder / "decoder-0.log"
-    assert rig.said == [f"decoder-0 is not ready yet, {s} s after its start; its log: {log}" for s in (16, 31)]
+    waiting = "waiting for decoder-0, {} s after its start ({}); its log: {}"
+    assert rig.said == [waiting.format(second, "its program is being loaded", log) for second in (6, 21)]
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"event": "model_loading", "level": "info", "stage": "kernels", "fraction": 0.0}) + "\n")
+    now[0] = 36.0
+    supervisor.poll()
+    now[0] = 41.5
+    supervisor.poll()
+    word = "loading the model: kernels 0 %"
+    assert rig.said[2:] == [f"decoder-0: {word}", waiting.format(42, word, log)]
 
 
 def test_a_child_that_keeps_dying_ends_the_node_with_its_last_words(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import up
-from cli.client import find_endpoint
+from cli.client import Client, find_endpoint
 from cli.errors import CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node
@@ -149,3 +149,27 @@ def test_clients_read_that_kernels_are_compiled(node: Node) -> None:
     supervisor.compiling()
     phase = str(describe_phase(node.paths))
     assert "is compiling" in phase and "once per machine" in phase and "until it says that it is ready" in phase
+
+
+@pytest.mark.parametrize(("answer", "offers_chat"), [(True, True), (False, False), (None, True)])
+def test_a_chat_is_offered_only_to_a_model_that_takes_one(
+    answer: bool | None,
+    offers_chat: bool,
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a chat template the lines to try name `generate --raw` alone; where the gateway cannot be asked, both."""
+
+    def has_chat_template(_client: Client) -> bool:
+        if answer is None:
+            raise CommandError("nothing answers")
+        return answer
+
+    monkeypatch.setattr(Client, "has_chat_template", has_chat_template)
+    write_key(node.paths.default_key)
+    assert run(node, monkeypatch, nothing, nothing) == 0
+    said = capsys.readouterr().out
+    lines = [line.split()[1:] for line in said.partition("\ntry\n")[2].splitlines()]
+    assert any(words[:1] == ["chat"] for words in lines) is offers_chat
+    assert [("--raw" in words) for words in lines if words[:1] == ["generate"]] == [not offers_chat]

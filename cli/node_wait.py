@@ -1,0 +1,67 @@
+"""How `generate` and `chat` wait for a node that is not ready yet, so that they may be typed right after `tessera up`.
+
+Invariant: the wait is bounded, is announced on stderr before it begins, and ends at once when the node is ready or
+begins to end; what comes after it fails as it would have failed before. Unasked, only the node of the state directory
+is waited for, and only while it says that it starts; `--wait` waits for whatever gateway is named until its health is
+SERVING.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cli.client import find_endpoint, find_state
+from cli.files import read_authority
+from cli.node_phase import is_starting
+from cli.probe import check_health
+from common.arguments import whole
+
+START_SECONDS: Final = 60
+"""How long a node that starts is waited for where nobody says how long."""
+MAX_SECONDS: Final = 86_400
+POLL_SECONDS: Final = 0.1
+HEALTH_SECONDS: Final = 1.0
+
+
+def add_wait_option(parser: argparse.ArgumentParser) -> None:
+    """The option of the commands that wait."""
+    parser.add_argument(
+        "--wait", type=whole(0, MAX_SECONDS), metavar="SECONDS",
+        help=f"wait so long for the gateway to be ready; 0 does not wait (default: {START_SECONDS} for a node on this "
+        "machine that is starting, else 0)",
+    )  # fmt: skip
+
+
+def wait_for_node(
+    options: argparse.Namespace,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when the node can be called, when there is nothing to wait for, or when the time is over."""
+    paths = find_state(options.state_dir)
+    if options.wait is None and options.endpoint is not None:
+        return
+
+    def goes_on() -> bool:
+        return is_starting(paths) if options.wait is None else not _is_serving(options)
+
+    seconds = START_SECONDS if options.wait is None else options.wait
+    if not seconds or not goes_on():
+        return
+    which = f"the node of {paths.state_dir}" if options.endpoint is None else options.endpoint
+    advice = "; --wait SECONDS says how long" if options.wait is None else ""
+    print(f"tessera: {which} is not ready yet; waiting at most {seconds} s{advice}", file=sys.stderr, flush=True)
+    deadline = clock() + seconds
+    while goes_on() and clock() < deadline:
+        sleep(POLL_SECONDS)
+
+
+def _is_serving(options: argparse.Namespace) -> bool:
+    endpoint, certificate = find_endpoint(find_state(options.state_dir), options.endpoint)
+    authority = read_authority(options.tls_ca or certificate)
+    return check_health(endpoint, HEALTH_SECONDS, tls_ca=authority) == "SERVING"
