@@ -10,8 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final
 
-import gguf
-
+from decoder.weights.gguf_reader import GgufReader
 from tessera.common.v1 import common_pb2
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -28,13 +27,12 @@ def tokenizer_digest(model: Path) -> bytes:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
         return digest.digest()
-    fields = gguf.GGUFReader(model).fields
-    names = sorted(name for name in fields if name.startswith("tokenizer."))
-    for name in names:
-        for part in (name.encode(), *(part.tobytes() for part in fields[name].parts)):
+    fields = GgufReader(model).field_bytes("tokenizer.")
+    for name, value in sorted(fields.items()):
+        for part in (name.encode(), value):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-    return digest.digest() if names else b""
+    return digest.digest() if fields else b""
 
 
 def cache_key(model: Any, tokenizer: bytes) -> common_pb2.CacheKey:

@@ -21,21 +21,14 @@ from common.errors import InvalidArgument
 from decoder.models.config import ModelConfig, refuse
 from decoder.weights.file_digests import KnownDigests, hash_files
 from decoder.weights.gguf_config import config_from_gguf
+from decoder.weights.gguf_reader import GgufReader
 from decoder.weights.hugging_face_config import config_from_hugging_face
 from decoder.weights.names import TensorView, gguf_name, hugging_face_name, views
 
 FloatArray = NDArray[np.float32]
 
-_LONG_ARRAY: Final = 256
 _BLOCK_TYPES: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 _DEQUANTIZE_VALUES: Final = 1 << 16  # values at a time: they stay in the second-level cache
-_SCALAR_BYTES: Final[dict[int, int]] = {
-    gguf.GGUFValueType.INT8: 1,
-    gguf.GGUFValueType.INT32: 4,
-    gguf.GGUFValueType.UINT32: 4,
-    gguf.GGUFValueType.FLOAT32: 4,
-}
-
 _FIRST: Final = "blk.0."
 _BIAS: Final = ".bias"
 _GGUF_DIVISORS: Final = ("rope_freqs", "rope_factors_short", "rope_factors_long")
@@ -56,34 +49,13 @@ class TensorSource(Protocol):
         """sha256 of the content of the weights; files that are in `known`, unchanged, are not read for it."""
 
 
-class _Reader(gguf.GGUFReader):  # type: ignore[misc,unused-ignore]
-    """A GGUF reader that steps over long arrays: the vocabulary is large and not the model's business."""
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type != gguf.GGUFValueType.ARRAY or self.byte_order == "S":
-            return super()._get_field_parts(orig_offs, raw_type)
-        raw: Any = self.data
-        data = memoryview(raw)
-        kind, count = struct.unpack_from("<IQ", data, orig_offs)
-        size = _SCALAR_BYTES.get(kind)
-        end = orig_offs + 12
-        if count < _LONG_ARRAY or (size is None and kind != gguf.GGUFValueType.STRING):
-            return super()._get_field_parts(orig_offs, raw_type)
-        if size is not None:
-            end += count * size
-        else:
-            for _ in range(count):
-                end += 8 + struct.unpack_from("<Q", data, end)[0]
-        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
-
-
 class GgufSource:
     """A GGUF file; quantised tensors are dequantised."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._reader = _Reader(path)
+            self._reader = GgufReader(path)
         except (ValueError, IndexError, OSError, KeyError, struct.error) as error:
             raise InvalidArgument("model", f"{path} is not a readable GGUF file: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
