@@ -3,6 +3,7 @@
 #   make run        set up once, then stream two answers through the three processes
 #   make test       set up once, then run the tests
 #   make test-slow  the long tests as well
+#   make test-triton  the GPU kernels, compiled ahead and interpreted, with other versions of Triton (tens of minutes)
 #   make lint       ruff, mypy, generated code against the protos, buf (if it is there)
 #   make clean      remove the virtual environment and every build product
 #
@@ -23,11 +24,13 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python; do \
 TORCH_INDEX ?=
 MODEL ?=
 PYTEST ?=
+# Beside the installed version of Triton: the lowest that is supported, and the one that a CUDA build of torch brings.
+TRITONS ?= 3.6.0 3.7.1
 BUF ?= $(shell command -v buf 2>/dev/null)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINED := $(PIP) install --constraint constraints.txt
 
-.PHONY: help run test test-slow lint format protos setup setup-test setup-dev clean
+.PHONY: help run test test-slow test-triton lint format protos setup setup-test setup-dev clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -41,6 +44,17 @@ test: setup-test
 
 test-slow: setup-test
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+
+test-triton: setup-test
+	@for version in $(TRITONS); do \
+		folder=$(CURDIR)/$(VENV)/triton-$$version; \
+		[ -d $$folder ] || $(PIP) install --quiet --no-deps --target $$folder triton==$$version || exit 1; \
+		echo "Triton $$version"; \
+		PYTHONPATH=$$folder TESSERA_TEST_COMPILE=1 CUDA_VISIBLE_DEVICES= \
+			$(BIN)/python -m pytest tests/kernels/compiled -m "not slow" $(PYTEST) || exit 1; \
+		PYTHONPATH=$$folder TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= \
+			$(BIN)/python -m pytest tests/kernels/interpreted -m "not slow and not gpu" $(PYTEST) || exit 1; \
+	done
 
 lint: setup-dev
 	$(BIN)/ruff check .

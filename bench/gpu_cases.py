@@ -14,7 +14,7 @@ import torch
 from bench.gpu_case import NAMES, Case, capability
 from bench.gpu_row_cases import lora_cases, norm_case, product_cases, small_cases
 from decoder.kernels.gpu import FLOAT8, FLOAT8_BITS, INT8, NOT_QUANTIZED, power_of_two
-from decoder.kernels.kv_write.triton import write_kernel
+from decoder.kernels.kv_write.triton import warps_for, write_kernel
 from decoder.kernels.lora import plan as lora_plan
 from decoder.kernels.paged_decode import triton as decode
 from decoder.kernels.paged_prefill import triton as prefill
@@ -96,7 +96,7 @@ def write_case(
     }  # fmt: skip
     label = _label(head_dim, dtype, kind, 64, False, False)
     stored = _STORED.get(kind, NAMES[dtype])
-    return Case(target, "kv_write", label, write_kernel, constants, NAMES[dtype], stored, 4, 1)
+    return Case(target, "kv_write", label, write_kernel, constants, NAMES[dtype], stored, warps_for(kind), 1)
 
 
 def main_cases(target: str) -> Iterator[Case]:

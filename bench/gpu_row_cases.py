@@ -20,7 +20,7 @@ from decoder.kernels.mixture import triton as mixture
 from decoder.kernels.norm.triton import norm_kernel, num_warps
 from decoder.kernels.paged_decode.combine import combine_kernel
 from decoder.kernels.paged_decode.plan import plan_kernel
-from decoder.kernels.sample.triton import RUN, pick_kernel, reduce_kernel
+from decoder.kernels.sample.triton import PICK_WARPS, RUN, pick_kernel, reduce_kernel
 from decoder.kernels.shared_prefix_decode.triton import merge_kernel
 
 _EXPERTS: Final = 128
@@ -81,7 +81,8 @@ def small_cases(target: str) -> Iterator[Case]:
     yield norm_case(target, 4096)
     yield Case(target, "activation", "gelu", gate_kernel, {"WIDTH": 1024, "GELU": True}, "bf16", "bf16", 4, 1)
     yield Case(target, "sample_reduce", "vocab", reduce_kernel, {"RUN": RUN}, "fp32", "fp32", 4, 1)
-    yield Case(target, "sample_pick", "vocab128k", pick_kernel, {"RUN": RUN, "RUNS": 64}, "fp32", "fp32", 4, 1)
+    pick = {"RUN": RUN, "RUNS": 64}
+    yield Case(target, "sample_pick", "vocab128k", pick_kernel, pick, "fp32", "fp32", PICK_WARPS, 1)
     yield from lora_cases(target)
     yield from product_cases(target)
     yield from routing_cases(target)

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 
 from common.errors import Internal
-from decoder.kernels.gpu import check_paged, kernel, power_of_two, scale_planes
+from decoder.kernels.gpu import NOT_QUANTIZED, check_paged, kernel, power_of_two, scale_planes
 
 _HEADS_AT_ONCE: Final = 8
 
@@ -129,6 +129,11 @@ def quantize(x: tl.tensor, KIND: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
         if KIND == 2:
             stored = stored.to(tl.float8e4nv, bitcast=True)
     return stored, (scale >> 16).to(tl.int16)
+
+
+def warps_for(kind: int) -> int:
+    """Warps of a program: twice as many where elements are quantised, so that no version of the compiler spills."""
+    return 4 if kind == NOT_QUANTIZED else 8
 
 
 @kernel
@@ -266,5 +271,6 @@ def write(
         queries.stride(0), keys.stride(0), values.stride(0), rotated.stride(0), tables.stride(0), cosines.stride(0),
         key_arena.stride(0), key_arena.stride(1), key_scales.stride(0), key_scales.stride(1),
         HEADS=heads, KV_HEADS=kv_heads, AT_ONCE=_HEADS_AT_ONCE, BLOCK_TOKENS=arena.shape[4], HEAD_DIM=head_dim,
-        COLUMNS=power_of_two(head_dim), ROTARY_DIM=rotary_dim, KIND=kind, NORM=norms is not None, num_warps=4,
+        COLUMNS=power_of_two(head_dim), ROTARY_DIM=rotary_dim, KIND=kind, NORM=norms is not None,
+        num_warps=warps_for(kind),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from common.errors import Internal
 from decoder.kernels.gpu import kernel, power_of_two
 
 RUN: Final = 2048
+PICK_WARPS: Final = 8
 NO_TOKEN: Final = -1
 
 
@@ -159,5 +160,5 @@ def draw(logits: torch.Tensor, draws: Draws, workspace: SampleWorkspace, ids: to
     )  # fmt: skip
     pick_kernel[(rows,)](
         logits, draws.temperatures, draws.seeds, draws.samples, draws.positions, workspace.statistics, workspace.best,
-        ids, vocab, runs, logits.stride(0), RUN=RUN, RUNS=power_of_two(runs), num_warps=4,
+        ids, vocab, runs, logits.stride(0), RUN=RUN, RUNS=power_of_two(runs), num_warps=PICK_WARPS,
     )  # fmt: skip
