@@ -44,6 +44,12 @@ def widen_scale(bits: tl.tensor) -> tl.tensor:
 
 
 @kernel
+def load_rows(pointers: tl.tensor, mask: tl.tensor, MASKED: tl.constexpr) -> tl.tensor:
+    """What is at the pointers; zero outside the mask where there is one."""
+    return tl.load(pointers, mask=mask, other=0.0) if MASKED else tl.load(pointers)
+
+
+@kernel
 def _attend_tile(
     queries: tl.tensor,
     output: tl.tensor,
@@ -90,22 +96,19 @@ def _attend_tile(
     present = (columns < HEAD_DIM)[None, :]
     if MASKED:
         present = present & inside[:, None]
-    if MASKED or COLUMNS != HEAD_DIM:
-        k = tl.load(keys + offsets, mask=present, other=0.0)
-        v = tl.load(values + offsets, mask=present, other=0.0)
-    else:
-        k = tl.load(keys + offsets)
-        v = tl.load(values + offsets)
+    PARTIAL: tl.constexpr = MASKED or COLUMNS != HEAD_DIM
+    # Quantised values of a decode are loaded where they are used: beside the keys they would cost it registers.
+    LATE: tl.constexpr = KIND != 0 and queries.shape[0] <= 16
+    k = load_rows(keys + offsets, present, PARTIAL)
+    if not LATE:
+        v = load_rows(values + offsets, present, PARTIAL)
     k = dequantize(k, KIND, queries.dtype)
     logits = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * logit_scale  # [ROWS, TILE]
     if KIND != 0:
         places = blocks * scale_stride + slots
-        if MASKED:
-            k_scale = widen_scale(tl.load(key_scales + places, mask=inside, other=0))
-            v_scale = widen_scale(tl.load(value_scales + places, mask=inside, other=0))
-        else:
-            k_scale = widen_scale(tl.load(key_scales + places))
-            v_scale = widen_scale(tl.load(value_scales + places))
+        k_scale = widen_scale(load_rows(key_scales + places, inside, MASKED))
+        if not LATE:
+            v_scale = widen_scale(load_rows(value_scales + places, inside, MASKED))
         logits = logits * k_scale[None, :]
     if SOFT_CAP:
         logits = soft_cap * hyperbolic_tangent(logits)
@@ -125,6 +128,9 @@ def _attend_tile(
     kept = tl.exp2(row_max - base)
     row_sum = row_sum * kept + tl.sum(weights, 1)
     output = output * kept[:, None]
+    if LATE:
+        v = load_rows(values + offsets, present, PARTIAL)
+        v_scale = widen_scale(load_rows(value_scales + places, inside, MASKED))
     if KIND == 0:
         output = tl.dot(weights.to(v.dtype), v, output, input_precision=PRECISION)
     elif queries.dtype == tl.float32:
