@@ -27,7 +27,8 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc,unused-ignore]
         """Type and value of each field whose name begins with `prefix`, by name, as they stand in the file."""
         starts = sorted(field.offset for field in self.fields.values())
         ends = dict(zip(starts, [*starts[1:], self._tensors_offset()], strict=True))
-        content = memoryview(self.data)
+        raw: Any = self.data
+        content = memoryview(raw)
         return {
             name: bytes(content[field.offset + 8 + len(name.encode()) : ends[field.offset]])
             for name, field in self.fields.items()
