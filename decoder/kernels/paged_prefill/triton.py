@@ -135,10 +135,12 @@ def prefill_kernel(
     m_rows = (rows < ROWS // PACKED * PACKED) & (tokens < chunk)
     positions = tl.where(m_rows, length - chunk + tokens, -1)
     heads = i_head + rows % PACKED
-    places = (row_start + tokens).to(tl.int64)
-    offsets = (places * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]  # [ROWS, COLUMNS]
+    # The block's place is one number; what its rows add to it takes no registers through the loops over keys.
+    place = (row_start + first).to(tl.int64)
+    i_rows = (rows // PACKED).to(tl.int64)
+    offsets = (i_rows * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]  # [ROWS, COLUMNS]
     m_queries = m_rows[:, None] & (columns < HEAD_DIM)[None, :]
-    b_queries = tl.load(queries + offsets, mask=m_queries, other=0.0)
+    b_queries = tl.load(queries + place * query_stride + offsets, mask=m_queries, other=0.0)
 
     first_position = length - chunk + first
     last_position = length - chunk + tl.minimum(first + ROWS // PACKED, chunk) - 1
@@ -180,10 +182,10 @@ def prefill_kernel(
         TILE, BLOCK_TOKENS, HEAD_DIM, COLUMNS, KIND, SOFT_CAP, True, WINDOWED, True, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    out = (places * output_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
-    tl.store(output + out, acc.to(output.dtype.element_ty), mask=m_queries)
+    out = (i_rows * output_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(output + place * output_stride + out, acc.to(output.dtype.element_ty), mask=m_queries)
     if LOG_SUMS:
-        tl.store(log_sums + places * HEADS + heads, row_max + tl.log2(row_sum), mask=m_rows)
+        tl.store(log_sums + (place + i_rows) * HEADS + heads, row_max + tl.log2(row_sum), mask=m_rows)
 
 
 def attend(
