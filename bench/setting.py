@@ -17,8 +17,7 @@ from pathlib import Path
 from bench.table import Cell, Report
 from cli.node import find_model
 from common.arguments import CommandParser
-from common.config import DTYPES
-from common.layout import KvLayout, default_kv_dtype
+from common.layout import DENSE_DTYPES, KvLayout, default_kv_dtype
 from decoder.models.config import ModelConfig
 from decoder.weights.source import open_source
 
@@ -44,7 +43,7 @@ def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model", type=Path, metavar="PATH", help="GGUF file or Hugging Face directory (demo model)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="weights and activations")
+    parser.add_argument("--dtype", choices=DENSE_DTYPES, default="bfloat16", help="type of the weights")
     parser.add_argument("--threads", type=positive_or_zero, default=0, metavar="N", help="compute threads; 0 is all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     return parser

@@ -17,11 +17,11 @@ from common.arguments import CommandParser
 from common.devices import CPU, parse_device
 from common.faults import NAMES as FAULT_NAMES
 from common.faults import Faults, parse_faults
-from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS
+from common.layout import DENSE_DTYPES, GROUPED_DTYPES, KV_DTYPES, MAX_BLOCK_TOKENS
 from common.logs import LEVELS
 from common.paths import StatePaths, default_state_dir, packed_dir
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = (*DENSE_DTYPES, *GROUPED_DTYPES)
 PROCESSES = ("up", "cachemgr", "decoder", "gateway")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_CHUNK_TOKENS = 512
@@ -196,7 +196,12 @@ _OPTIONS = (
     _Option("block_tokens", _power_of_two, "tokens in a block, a power of two (default 16)", "N"),
     _Option("device", parse_device, "where blocks lie: cpu (default), cuda, cuda:<UUID> or auto", "DEVICE"),
     _Option("arena_handles", _choice("fd", "ipc"), "how GPU memory is shared: fd (default), or the older ipc", "KIND"),
-    _Option("dtype", _choice(*DTYPES), "weights and activations: float32 or bfloat16 (default)", "DTYPE"),
+    _Option(
+        "dtype",
+        _choice(*DTYPES),
+        "weights: bfloat16 (default) or float32; on a CPU also int8, or file: as many bits as the GGUF file has",
+        "DTYPE",
+    ),
     _Option(
         "kv_dtype",
         _choice(*KV_DTYPES),

@@ -44,6 +44,11 @@ class KvDtype(StrEnum):
         return 4 if self is KvDtype.FLOAT32 else 2
 
 
+DENSE_DTYPES: Final = ("float32", "bfloat16")
+GROUPED_DTYPES: Final = ("int8", "file")
+"""Names of the types of weights, as `--dtype` takes them: a number each; or whole numbers in groups with a scale, of 8
+bits for every model, or as a GGUF file has them, of 4 and 8 bits."""
+
 NOT_QUANTIZED: Final = "none"
 QUANTIZATIONS: Final = ("int8", "fp8_e4m3")
 """One-byte elements with a scale for each token and head; the layout's dtype is then the type of the scales."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from decoder.draft_blocks import MOST_GUESSES, DraftBlocks, Table
 from decoder.grouped_arena import private_arena, usable_blocks
 from decoder.runner import StepModel
 from decoder.sequence import IntArray, Sequence, SequenceId, SequenceState
-from decoder.weights import load_model
+from decoder.weights import WeightsDtype, load_model
 from decoder.weights.loader import longest_context
 from decoder.weights.source import open_source
 
@@ -179,7 +179,7 @@ def _likeliest(row: NDArray[np.float32]) -> int | None:
 
 
 def load_draft(
-    options: Options, model: StepModel, dtype: Literal["float32", "bfloat16"], progress: Callable[[str, float], None]
+    options: Options, model: StepModel, dtype: WeightsDtype, progress: Callable[[str, float], None]
 ) -> DraftModel:
     """The draft model that the options name, ready to guess for `model`. Raises InvalidArgument where it cannot."""
     if options.draft_model is None:

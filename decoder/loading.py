@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, cast
 
 from common.config import Options
 from common.logs import get_logger
@@ -25,7 +25,7 @@ from decoder.draft_model import DraftModel, load_draft
 from decoder.grouped_arena import private_arena
 from decoder.models.select import ComputeDevice
 from decoder.shared_weights import WeightsSource
-from decoder.weights import load_on
+from decoder.weights import WeightsDtype, load_on
 
 LOGGED_FRACTION: Final = 0.25
 LOGGED_SECONDS: Final = 10.0
@@ -77,7 +77,7 @@ def _load(path: Path, device: ComputeDevice, options: Options, weights: WeightsS
             logged[stage] = fraction
             log.info("model_loading", stage=stage, fraction=round(fraction, 2))
 
-    dtype: Literal["float32", "bfloat16"] = "float32" if options.dtype == "float32" else "bfloat16"
+    dtype = cast(WeightsDtype, options.dtype)
     started = time.monotonic()
     model = load_on(
         device,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.arguments import CommandParser, whole
-from common.config import parse_size
+from common.config import DEFAULT_DTYPE, DTYPES, parse_size
 from common.errors import InvalidArgument, TesseraError
 from common.kv_plan import (
     bytes_for_one,
@@ -31,6 +30,7 @@ from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS, WINDOW_SHARE, KvLayout, d
 from decoder.plan_text import Table, show
 from decoder.weights.loader import layer_windows
 from decoder.weights.source import open_source
+from decoder.weights.weight_groups import weight_bytes
 
 _ASSUMED_CONTEXT = 8192
 _MAX_SIZE = 1024  # of what `KvLayout` takes
@@ -39,7 +39,7 @@ _MAX_CONTEXT, _MAX_BATCH = 10_000_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that its cache depends on. `weight_elements` is 0 where no model was given.
+    """The sizes of a model that its cache depends on. `weight_bytes` is 0 where no model was given.
 
     context_from: whose `context` it is: "option", "model" or "assumed"
     windows:      keys that a query sees in each layer; None is all
@@ -51,7 +51,7 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     context: int
-    weight_elements: int
+    weight_bytes: int
     context_from: str
     windows: tuple[int | None, ...]
     groups: tuple[int, tuple[int, ...], int] = (0, (), WINDOW_SHARE)
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch", type=whole(1, _MAX_BATCH), default=8, metavar="N", help="sequences at once (default 8)"
     )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="type of the weights")
+    parser.add_argument("--dtype", choices=DTYPES, default=DEFAULT_DTYPE, help="type of the weights")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (default: as tessera up)")
     parser.add_argument(
         "--block-tokens",
@@ -126,11 +126,11 @@ def shape_of(options: argparse.Namespace) -> Shape:
         if any(value is not None for value in named.values()):
             raise ValueError("--model brings the sizes; leave out --layers, --heads, --kv-heads and --head-dim")
         source = open_source(options.model)
-        config, shapes = source.config, source.shapes()
-        elements = sum(math.prod(shape) for shape in shapes.values())
+        config = source.config
+        weights = sum(weight_bytes(source, options.dtype).values())
         return Shape(
             config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,
-            options.context or config.max_position, elements, "option" if options.context else "model",
+            options.context or config.max_position, weights, "option" if options.context else "model",
             tuple(layer.window for layer in config.layers), layer_windows(config, in_spans=False),
         )  # fmt: skip
     missing = [f"--{name.replace('_', '-')}" for name, value in named.items() if value is None and name != "kv_heads"]
@@ -154,7 +154,7 @@ def compute(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     window_bytes = layout.window_group.block_bytes if layout.grouped else 0
     itemsize = layout.element_bytes
     batch = options.batch
-    weights = shape.weight_elements * (4 if options.dtype == "float32" else 2)
+    weights = shape.weight_bytes
     pool = None if options.memory is None else max(0, options.memory - weights)
     result: dict[str, Any] = {
         "layers": shape.num_layers,

@@ -2,7 +2,8 @@
 
 Weights are packed by column blocks of sixteen (`decoder/models/packing.py`), inputs as `rows.store_input` lays them.
 The sums of a row are added in the order of k whatever the number of rows, so a row's result never depends on what
-shares the step. Called by `linear.py` and `experts.py`, which give it room for SUM_BYTES of sums.
+shares the step. Called by `linear.py` and `experts.py`, which give it room for SUM_BYTES of sums, and with weights in
+groups for a panel behind them (`grouped_products.py`).
 """
 
 # Types inside kernels are inferred by numba.
@@ -16,8 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.kernels import amx, simd
-from decoder.kernels.compiled import kernel, made_kernel, variant
-from decoder.kernels.frame import ROW_BLOCK
+from decoder.kernels.compiled import inlined_variant, kernel, made_kernel, variant
+from decoder.kernels.frame import ROW_BLOCK, SUM_BYTES
+from decoder.kernels.grouped_inputs import GROUP, INPUT_BYTES
+from decoder.kernels.grouped_products import grouped_product, panel_of_pair
 from decoder.kernels.row_tiles import (
     LINE_BYTES,
     PAIR,
@@ -29,7 +32,7 @@ from decoder.kernels.row_tiles import (
     Tile,
     row_tile,
 )
-from decoder.kernels.sets import float32_weights, pair_inputs, split_inputs, uses_tiles
+from decoder.kernels.sets import float32_weights, grouped_weights, pair_inputs, split_inputs, uses_tiles
 
 _RUN_STEPS: Final = 128  # lines of a run of k: 8 KB
 _STREAM_BYTES: Final = 2048  # how far ahead of one row's product its weights are prefetched
@@ -43,6 +46,21 @@ def block_product(
     `once` says that no other rows follow, so that the weights stream from memory.
     """
     raise NotImplementedError("compiled code only")
+
+
+def for_many_rows(kernels: Any, weights: int, depth: int, sums: int) -> int:
+    """What `block_product` takes in place of a pair of column blocks that more than ROW_BLOCK rows are multiplied with.
+
+    Weights in groups become a panel behind the sums, which stays there while all blocks of rows pass.
+    """
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(for_many_rows)
+def _for_many_rows(kernels: Any, weights: Any, depth: Any, sums: Any) -> Any:
+    if grouped_weights(kernels):
+        return lambda kernels, weights, depth, sums: panel_of_pair(weights, depth, sums + SUM_BYTES)
+    return lambda kernels, weights, depth, sums: weights
 
 
 @kernel
@@ -130,6 +148,15 @@ def _block_product(
             _float32_rows(inputs + row * depth * 4, depth * 4, rows, depth, weights, sums)
 
         return float32
+    if grouped_weights(kernels):
+
+        def groups(
+            kernels: Any, inputs: Any, row: Any, rows: Any, depth: Any, weights: Any, sums: Any, once: Any
+        ) -> None:
+            stride = depth // GROUP * INPUT_BYTES
+            grouped_product(inputs + row * stride, stride, rows, depth, weights, sums)
+
+        return groups
     if pair_inputs(kernels):
 
         def pairs(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd, sync
-from decoder.kernels.block_products import block_product
+from decoder.kernels.block_products import block_product, for_many_rows
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
     BRANCH,
@@ -61,7 +61,7 @@ from decoder.kernels.frame import (
     WIDTH,
 )
 from decoder.kernels.linear import STORE, finish, product
-from decoder.kernels.rows import normalize, weight_bytes
+from decoder.kernels.rows import normalize, pair_bytes
 
 
 @kernel
@@ -130,7 +130,7 @@ def _products(
 ) -> None:  # fmt: skip
     """This thread's share of every expert's product with the rows in its slots."""
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
-    pair_bytes = depth * 32 * weight_bytes(kernels)
+    one_pair = pair_bytes(kernels, weights, depth)
     grain = max(1, pairs // (frame[SIZE] * 8))
     groups = (pairs + grain - 1) // grain
     while True:
@@ -141,7 +141,9 @@ def _products(
         start = simd.load_int64(frame[EXPERT_STARTS] + expert * 8)
         rows = simd.load_int64(frame[EXPERT_ROWS] + expert * 8)
         for pair in range(first_pair, min(pairs, first_pair + grain)):
-            source = weights + expert * expert_bytes + pair * pair_bytes
+            source = weights + expert * expert_bytes + pair * one_pair
+            if rows > ROW_BLOCK:
+                source = for_many_rows(kernels, source, depth, scratch)
             for row in range(0, rows, ROW_BLOCK):
                 here = min(ROW_BLOCK, rows - row)
                 block_product(kernels, inputs, start + row, here, depth, source, scratch, rows <= ROW_BLOCK)

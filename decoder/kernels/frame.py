@@ -22,7 +22,7 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     CONTROL, COUNTERS, SIZE, NUM_LAYERS, HIDDEN, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, ROTARY_HALF, QKV_COLUMNS,
     MIXED_COLUMNS, VOCAB_COLUMNS, MAX_POSITION, BLOCK_TOKENS, BLOCK_BYTES, LAYER_BYTES, VALUE_OFFSET, HEAD_BYTES,
     ROW_BYTES, SCALES, GATE_ENDING, HEAD_ENDING, POST_NORMS,
-    LAYERS, EMBEDDING, FINAL_NORM, HEAD, TILE_CONFIG,
+    LAYERS, EMBEDDING, EMBEDDING_SCALE, FINAL_NORM, HEAD, TILE_CONFIG,
     RESIDUAL, NORMED, QKV, QUERIES, QUERY_PLANE_BYTES, MIXED, GATED, BRANCH, LOGITS, PARTIALS,
     SCRATCH, SCRATCH_BYTES, AT_QUERIES, AT_LIMITS, AT_SCORES, AT_WEIGHTS, AT_KEYS, AT_VALUES, AT_ROWS, AT_STATE,
     AT_STATISTICS, AT_OUTPUT, AT_RUNS, STATE_BYTES,
@@ -33,7 +33,7 @@ LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two 
     CHOICES, CHOICE_WEIGHTS, CHOICE_SLOTS, EXPERT_STARTS, EXPERT_ROWS, EXPERT_INPUTS, EXPERT_GATED, EXPERT_OUTPUTS,
     ADAPTERS, LOWERED, LOWERED_BYTES, SHARED_INNER, REGIONS,
     FRAME_WORDS,
-) = range(99)  # fmt: skip
+) = range(100)  # fmt: skip
 
 # Where layers lie in two groups, REGIONS is the address of a row of REGION_WORDS for each layer: what ARENA, TABLES,
 # BLOCK_BYTES and SCALES are while that layer is computed, made so that `layer * LAYER_BYTES` is its place in a block of
@@ -42,6 +42,8 @@ REGION_ARENA, REGION_TABLES, REGION_BLOCK_BYTES, REGION_SCALES, REGION_WORDS = r
 
 # LOG_SUMS: address of float32 [row, head] for base-2 logarithms of attention's sums, or 0.
 # WIDTH is the model's hidden size, HIDDEN that size padded to whole tiles. A cap is the address of (rate, size), or 0.
+# EMBEDDING_SCALE is the address of a float32 that embedding rows are multiplied with beside weights in groups; of other
+# types their table is scaled.
 CAP_SIZE_OFFSET: Final = 4
 
 # A row of a layer: addresses of weights, 0 where the model has none of them; of its rotary tables; and its window. With

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from decoder.kernels import simd, sync
 from decoder.kernels.adapters import lower, raise_sums
-from decoder.kernels.block_products import block_product
+from decoder.kernels.block_products import block_product, for_many_rows
 from decoder.kernels.compiled import kernel, variant
 from decoder.kernels.frame import (
     ADAPTERS,
@@ -28,8 +28,8 @@ from decoder.kernels.frame import (
     SCRATCH_BYTES,
     SIZE,
 )
-from decoder.kernels.rows import gelu_multiply, silu_multiply, store_input, weight_bytes
-from decoder.kernels.sets import uses_tiles
+from decoder.kernels.rows import gelu_multiply, pair_bytes, silu_multiply, store_input
+from decoder.kernels.sets import grouped_weights, uses_tiles
 
 STORE: Final = 0  # out[row] = sums
 ADD: Final = 1  # out[row] += sums
@@ -86,6 +86,8 @@ def _blocking(kernels: Any) -> Any:
     # Panel and group lie in the second-level cache together, so that neither comes anew for each part of the other.
     # Tiles multiply so fast that weights must come once for as many rows as may be.
     rows, pairs = (512, 1) if uses_tiles(kernels) else (128, 4)
+    if grouped_weights(kernels):
+        pairs = 1  # it is widened, and lies behind the sums while a panel of rows passes
     return lambda kernels: (rows, pairs)
 
 
@@ -122,12 +124,14 @@ def linear(
         first_row = (task // groups) * panel
         last_row = min(rows, first_row + panel)
         first_pair = (task % groups) * grain
+        start = weights + first_pair * weight_pair_bytes
+        if last_row - first_row > ROW_BLOCK:
+            start = for_many_rows(kernels, start, depth, scratch)
         for row in range(first_row, last_row, ROW_BLOCK):
             for pair in range(first_pair, min(pairs, first_pair + grain)):
+                source = start + (pair - first_pair) * weight_pair_bytes
                 here = min(ROW_BLOCK, last_row - row)
-                block_product(
-                    kernels, inputs, row, here, depth, weights + pair * weight_pair_bytes, scratch, rows <= ROW_BLOCK
-                )
+                block_product(kernels, inputs, row, here, depth, source, scratch, rows <= ROW_BLOCK)
                 if adapted != NO_ADAPTER:
                     raise_sums(frame, adapted, scratch, row, here, pair)
                 if bias:
@@ -145,9 +149,8 @@ def product(
     if adapted != NO_ADAPTER:
         lower(kernels, frame, adapted, rank, inputs, rows, depth)
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
-    pair_bytes = depth * 32 * weight_bytes(kernels)
     linear(
         kernels, frame, adapted, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows,
-        depth, weights, bias, columns // 32, pair_bytes, out, out_columns, frame[LOGIT_CAP],
+        depth, weights, bias, columns // 32, pair_bytes(kernels, weights, depth), out, out_columns, frame[LOGIT_CAP],
     )  # fmt: skip
     sync.barrier(frame[CONTROL], frame[SIZE])

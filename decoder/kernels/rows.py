@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import inlined_variant, kernel
+from decoder.kernels.compiled import inlined_variant, kernel, variant
 from decoder.kernels.frame import (
     ARENA,
     BLOCK_BYTES,
     BLOCK_TOKENS,
+    EMBEDDING_SCALE,
     EPSILON,
     HEAD_BYTES,
     HEAD_DIM,
@@ -43,7 +44,16 @@ from decoder.kernels.frame import (
     TABLES,
     VALUE_OFFSET,
 )
-from decoder.kernels.sets import float32_inputs, float32_weights, pair_inputs, split_inputs, uses_tiles
+from decoder.kernels.grouped_inputs import load_group_input, store_group_input
+from decoder.kernels.grouped_weights import load_column, record_bytes
+from decoder.kernels.sets import (
+    float32_inputs,
+    float32_weights,
+    grouped_weights,
+    pair_inputs,
+    split_inputs,
+    uses_tiles,
+)
 from decoder.kernels.stored_rows import store_row
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -72,6 +82,18 @@ def _weight_bytes(kernels: Any) -> Any:
     if float32_weights(kernels):
         return lambda kernels: 4
     return lambda kernels: 2
+
+
+def pair_bytes(kernels: Any, weights: int, depth: int) -> int:
+    """Bytes of a pair of column blocks with `depth` inputs of the packed matrix at `weights`."""
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(pair_bytes)
+def _pair_bytes(kernels: Any, weights: Any, depth: Any) -> Any:
+    if grouped_weights(kernels):
+        return lambda kernels, weights, depth: depth // 32 * record_bytes(weights)
+    return lambda kernels, weights, depth: depth * 32 * weight_bytes(kernels)
 
 
 def store_query(kernels: Any, address: int, vector: Any) -> None:
@@ -103,13 +125,16 @@ def store_input(kernels: Any, base: int, row: int, column: int, columns: int, ve
 
     Inputs lie row by row as float32, or as bfloat16 where they are multiplied in pairs; for AMX as bfloat16 in tiles of
     sixteen rows by 32 columns, the shape it loads. A split input has two such tiles side by side: the rounded values,
-    and what rounding left, rounded again.
+    and what rounding left, rounded again. Beside weights in groups each group of a row has its sums behind it
+    (`grouped_inputs.py`).
     """
     raise NotImplementedError("compiled code only")
 
 
 @inlined_variant(store_input)
 def _store_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any, vector: Any) -> Any:
+    if grouped_weights(kernels):
+        return lambda kernels, base, row, column, columns, vector: store_group_input(base, row, column, columns, vector)
     if pair_inputs(kernels):
         return lambda kernels, base, row, column, columns, vector: simd.store_bf16(
             base + (row * columns + column) * 2, vector
@@ -143,6 +168,8 @@ def load_input(kernels: Any, base: int, row: int, column: int, columns: int) -> 
 
 @inlined_variant(load_input)
 def _load_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any) -> Any:
+    if grouped_weights(kernels):
+        return lambda kernels, base, row, column, columns: load_group_input(base, row, column, columns)
     if pair_inputs(kernels):
         return lambda kernels, base, row, column, columns: simd.load_bf16(base + (row * columns + column) * 2)
     if not uses_tiles(kernels):
@@ -159,13 +186,25 @@ def _load_input(kernels: Any, base: Any, row: Any, column: Any, columns: Any) ->
     )
 
 
-@kernel
-def embed(kernels: Any, table: int, token: int, hidden: int, target: int) -> None:
-    """Copy one embedding row into the float32 residual."""
-    source = table + token * hidden * weight_bytes(kernels)
-    for column in range(0, hidden, 16):
-        vector = load_weights(kernels, source + column * weight_bytes(kernels))
-        simd.store_floats(target + column * 4, vector)
+def embed(kernels: Any, frame: Any, table: int, token: int, hidden: int, target: int) -> None:
+    """Write one embedding row into the float32 residual."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(embed)
+def _embed(kernels: Any, frame: Any, table: Any, token: Any, hidden: Any, target: Any) -> Any:
+    if grouped_weights(kernels):
+        return lambda kernels, frame, table, token, hidden, target: load_column(
+            table, token, hidden, simd.load_float(frame[EMBEDDING_SCALE]), target
+        )
+
+    def copy(kernels: Any, frame: Any, table: Any, token: Any, hidden: Any, target: Any) -> None:
+        source = table + token * hidden * weight_bytes(kernels)
+        for column in range(0, hidden, 16):
+            vector = load_weights(kernels, source + column * weight_bytes(kernels))
+            simd.store_floats(target + column * 4, vector)
+
+    return copy
 
 
 @kernel

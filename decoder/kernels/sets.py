@@ -79,7 +79,13 @@ class AmxWideKernels(NamedTuple):
     storage: Storage = Float32Storage()
 
 
-Kernels = Float32Kernels | Bfloat16Kernels | DotKernels | AmxKernels | WideKernels | AmxWideKernels
+class GroupedKernels(NamedTuple):
+    """Weights as whole numbers in groups (`grouped_weights.py`), float32 inputs on any CPU."""
+
+    storage: Storage = Float32Storage()
+
+
+Kernels = Float32Kernels | Bfloat16Kernels | DotKernels | AmxKernels | WideKernels | AmxWideKernels | GroupedKernels
 
 
 def _is(kernels: Any, *sets: type) -> bool:
@@ -87,13 +93,18 @@ def _is(kernels: Any, *sets: type) -> bool:
 
 
 def float32_weights(kernels: Any) -> bool:
-    """Whether weights are float32; else bfloat16."""
+    """Whether weights are float32."""
     return _is(kernels, Float32Kernels)
+
+
+def grouped_weights(kernels: Any) -> bool:
+    """Whether weights are whole numbers in groups, and inputs of products lie as `grouped_inputs.py` says."""
+    return _is(kernels, GroupedKernels)
 
 
 def float32_inputs(kernels: Any) -> bool:
     """Whether queries, attention and inputs of products are float32, or as exact as the set allows."""
-    return _is(kernels, Float32Kernels, WideKernels, AmxWideKernels)
+    return _is(kernels, Float32Kernels, WideKernels, AmxWideKernels, GroupedKernels)
 
 
 def split_inputs(kernels: Any) -> bool:

@@ -209,7 +209,7 @@ def _step(kernels: Any, frame: Any, rank: int) -> None:
     enter(kernels, frame)
     for row in range(first, last):
         token = np.int64(simd.load_int32(frame[TOKEN_IDS] + row * 4))
-        embed(kernels, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
+        embed(kernels, frame, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
     for layer in range(frame[NUM_LAYERS]):
         _layer(kernels, frame, rank, layer, first, last)
     if frame[POST_NORMS] or frame[EXPERTS]:

@@ -42,7 +42,7 @@ from decoder.models.device_sharing import DEFAULT_COSTS, SharingCosts, SharingRu
 from decoder.models.device_step import DeviceStep
 from decoder.models.device_warm_up import warm_up
 from decoder.models.device_weights import MakeWeightMemory, OwnMemory, load_weights
-from decoder.models.weights import Read
+from decoder.models.matrices import Read
 
 
 class DeviceModel:

@@ -18,8 +18,8 @@ import torch
 
 from decoder.models.config import ModelConfig
 from decoder.models.device_layout import DeviceLayout, Place, device_layout
+from decoder.models.matrices import Read
 from decoder.models.rope import rotary_tables
-from decoder.models.weights import Read
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 

@@ -24,8 +24,9 @@ from decoder.kernels import frame as f
 from decoder.models.adapter_weights import AdapterWeights, Layer
 from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests, refuse
-from decoder.models.packing import Memory
-from decoder.models.weights import FloatArray, MakeMemory, PackedWeights, Read
+from decoder.models.matrices import GroupedMatrices, Read
+from decoder.models.packing import FloatArray, Memory
+from decoder.models.weights import MakeMemory, PackedWeights
 from decoder.models.workspace import Workspace
 
 IntArray = NDArray[np.int32]
@@ -54,7 +55,8 @@ class CausalLM:
     is the type of the weights, by default that of keys and values. Beside bfloat16 weights, bfloat16 keys and values
     mean that queries, attention and the inputs of products are rounded to bfloat16 too. With any other type they are
     not: they are float32, or with AMX, whose products take bfloat16 alone, sums of two bfloat16. `make_memory`
-    gives the memory that the weights lie in.
+    gives the memory that the weights lie in. With `groups` matrices are whole numbers in groups, and `dtype` counts for
+    nothing: all else is float32.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class CausalLM:
         kernels: str = "auto",
         dtype: KvDtype | None = None,
         make_memory: MakeMemory = Memory,
+        groups: GroupedMatrices | None = None,
     ) -> None:
         refuse_unserved(config)
         self.config = config
@@ -75,13 +78,14 @@ class CausalLM:
         self.digests = digests
         self.threads = threads or len(os.sched_getaffinity(0))
         self._bfloat16 = (dtype or layout.dtype) is KvDtype.BFLOAT16
+        self._grouped = groups is not None
         self._kernels = self._choose(kernels)
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
-        self._weights = PackedWeights(config, read, self._bfloat16, report, make_memory)
+        self._weights = PackedWeights(config, read, self._bfloat16, report, make_memory, groups)
         frame = self._frame
         frame[f.LAYERS] = self._weights.rows.ctypes.data
-        frame[f.EMBEDDING] = self._weights.embedding.ctypes.data
-        frame[f.HEAD] = self._weights.head.ctypes.data
+        frame[f.EMBEDDING] = self._weights.embedding.address
+        frame[f.HEAD] = self._weights.head.address
         frame[f.FINAL_NORM] = self._weights.final_norm.ctypes.data
         frame[f.EXPERT_UP_BYTES], frame[f.EXPERT_DOWN_BYTES] = self._weights.expert_bytes
         self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
@@ -92,6 +96,8 @@ class CausalLM:
         if kernels not in KERNEL_SETS:
             raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
         storage = _STORAGE[self.layout.kv_dtype]
+        if self._grouped:
+            return sets.GroupedKernels(storage)
         if not self._bfloat16:
             return sets.Float32Kernels(storage)
         tiles = kernels == "auto" and amx.available()

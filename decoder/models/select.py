@@ -18,11 +18,12 @@ import torch
 from common.cuda_driver import Gpu, LoadDriver, load_bindings, open_gpu
 from common.devices import CPU
 from common.errors import FailedPrecondition, InvalidArgument
-from common.layout import KvDtype, KvLayout
+from common.layout import GROUPED_DTYPES, KvDtype, KvLayout
 from decoder.models.config import ModelConfig, ModelDigests
 from decoder.models.llama import CausalLM
+from decoder.models.matrices import GroupedMatrices, Read
 from decoder.models.packing import Memory
-from decoder.models.weights import MakeMemory, Read
+from decoder.models.weights import MakeMemory
 
 WeightsOf = Callable[[ModelDigests, Any], Any]  # digests, DeviceLayout -> WeightMemory: the GPU's are not imported here
 
@@ -56,7 +57,7 @@ def resolve_device(device: str, dtype: str, load: LoadDriver = load_bindings) ->
     """The device that an option means: `cpu`, `cuda`, `cuda:GPU-<uuid>`, `auto`, or `interpreter`.
 
     Raises what `open_gpu` raises, FailedPrecondition (NO_GPU) that says why torch or Triton cannot compute on the GPU
-    that was found, and InvalidArgument where the interpreter lacks `dtype`.
+    that was found, and InvalidArgument where the device lacks `dtype`.
     """
     if device == INTERPRETER:
         if dtype != "float32":
@@ -65,6 +66,8 @@ def resolve_device(device: str, dtype: str, load: LoadDriver = load_bindings) ->
             raise FailedPrecondition(f"kernels are not interpreted: {_SWITCH} was not set", reason="NO_GPU")
         return ComputeDevice(interpreted=True)
     gpu = open_gpu(device, load)
+    if gpu is not None and dtype in GROUPED_DTYPES:
+        raise InvalidArgument("dtype", f"is {dtype}; on a GPU give bfloat16 or float32, or --device cpu")
     if gpu is not None and (missing := _missing()):
         # The cache manager finds the same GPU, so `auto` must not quietly mean the CPU here.
         raise FailedPrecondition(f"--device {device}: {missing}; or give --device cpu", reason="NO_GPU")
@@ -90,14 +93,18 @@ def build_model(
     dtype: KvDtype,
     make_memory: MakeMemory = Memory,
     weights_of: WeightsOf | None = None,
+    groups: GroupedMatrices | None = None,
 ) -> Any:
     """The model on a device: what `decoder.runner.StepModel` asks for, and `warm_up`.
 
     make_memory: where the CPU's weights lie
     weights_of:  where those of the device step lie; None: in memory of its own
+    groups:      matrices as whole numbers in groups, on the CPU alone
     """
     if not device.uses_triton:
-        return CausalLM(config, layout, digests, read, threads, report, dtype=dtype, make_memory=make_memory)
+        return CausalLM(
+            config, layout, digests, read, threads, report, dtype=dtype, make_memory=make_memory, groups=groups
+        )
     from decoder.models.device_model import DeviceModel
 
     if device.gpu is not None:

@@ -16,6 +16,8 @@ from decoder.batch import StepBatch
 from decoder.kernels import amx, linear, sets, step
 from decoder.kernels import frame as f
 from decoder.kernels.attention_plan import Planner
+from decoder.kernels.grouped_inputs import INPUT_BYTES
+from decoder.kernels.grouped_products import panel_bytes
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.packing import round_up
@@ -40,8 +42,11 @@ class Workspace:
     ) -> None:
         self._config = config
         self._frame = frame
-        # Inputs of products: float32 or two bfloat16, or one.
-        self._input = 2 if isinstance(kernels, sets.AmxKernels | sets.DotKernels) else 4
+        # Bytes of 32 inputs of products: float32 or two bfloat16, or one; with weights in groups their sums as well.
+        self._inputs_of_32 = 64 if isinstance(kernels, sets.AmxKernels | sets.DotKernels) else 128
+        self._grouped = isinstance(kernels, sets.GroupedKernels)
+        if self._grouped:
+            self._inputs_of_32 = INPUT_BYTES
         self._planner = Planner(
             group=config.group_size, kv_heads=config.num_kv_heads, threads=threads, block_tokens=layout.block_tokens,
             tokens_per_item=self.tokens_per_item,
@@ -85,7 +90,7 @@ class Workspace:
         """Norm epsilon, score scale and soft caps; scores become exponents of two, so log2(e) is in their scale."""
         config, frame, log2_e = self._config, self._frame, np.log2(np.e)
         scale = config.query_scale * log2_e if config.attention_cap is None else 1.0
-        values = [config.norm_epsilon, scale]
+        values = [config.norm_epsilon, scale, config.embedding_scale]
         for index, cap, rate, unit in (
             (f.SCORE_CAP, config.attention_cap, config.query_scale, log2_e), (f.LOGIT_CAP, config.logit_cap, 1.0, 1.0)
         ):  # fmt: skip
@@ -94,7 +99,7 @@ class Workspace:
                 values += [2.0 * log2_e * rate / cap, cap * unit]
         self._constants = np.array(values, np.float32)
         address = self._constants.ctypes.data
-        frame[f.EPSILON], frame[f.SCALE] = address, address + 4
+        frame[f.EPSILON], frame[f.SCALE], frame[f.EMBEDDING_SCALE] = address, address + 4, address + 8
         for index in (f.SCORE_CAP, f.LOGIT_CAP):
             if frame[index]:
                 frame[index] += address
@@ -111,8 +116,13 @@ class Workspace:
 
     def _set_scratch(self, threads: int, layout: KvLayout) -> None:
         frame, config = self._frame, self._config
-        lay_out_attention(frame, config.group_size, config.head_dim, f.SUM_BYTES)
+        depths = (f.HIDDEN, f.INNER, f.MIXED_COLUMNS, f.EXPERT_INNER, f.SHARED_INNER)
+        room = panel_bytes(max(int(frame[index]) for index in depths)) if self._grouped else 0
+        lay_out_attention(frame, config.group_size, config.head_dim, f.SUM_BYTES + room)
         self._hold(f.SCRATCH, threads * int(frame[f.SCRATCH_BYTES]))
+
+    def _input_bytes(self, rows: int, columns: int) -> int:
+        return rows * columns // 32 * self._inputs_of_32
 
     def _hold(self, index: int, num_bytes: int) -> None:
         self._buffers[index] = aligned(num_bytes)
@@ -125,8 +135,8 @@ class Workspace:
         for index, num_bytes in (
             (f.ROUTED, rows * int(self._frame[f.ROUTER_COLUMNS]) * 4), (f.CHOICES, choices * 4),
             (f.CHOICE_WEIGHTS, choices * 4), (f.CHOICE_SLOTS, choices * 4), (f.EXPERT_STARTS, experts.count * 8),
-            (f.EXPERT_ROWS, experts.count * 8), (f.EXPERT_INPUTS, slots * hidden * self._input),
-            (f.EXPERT_GATED, slots * int(self._frame[f.EXPERT_INNER]) * self._input),
+            (f.EXPERT_ROWS, experts.count * 8), (f.EXPERT_INPUTS, self._input_bytes(slots, hidden)),
+            (f.EXPERT_GATED, self._input_bytes(slots, int(self._frame[f.EXPERT_INNER]))),
             (f.EXPERT_OUTPUTS, slots * hidden * 4),
         ):  # fmt: skip
             self._hold(index, num_bytes)
@@ -138,12 +148,12 @@ class Workspace:
             self._tokens = rows
             hidden = int(frame[f.HIDDEN])
             self._hold(f.RESIDUAL, rows * hidden * 4)
-            self._hold(f.NORMED, rows * hidden * self._input)
+            self._hold(f.NORMED, self._input_bytes(rows, hidden))
             if config.post_norms or frame[f.SHARED_INNER]:
                 self._hold(f.BRANCH, rows * hidden * 4)
             self._hold(f.QKV, rows * int(frame[f.QKV_COLUMNS]) * 4)
-            self._hold(f.MIXED, rows * int(frame[f.MIXED_COLUMNS]) * self._input)
-            self._hold(f.GATED, rows * max(int(frame[f.INNER]), int(frame[f.SHARED_INNER])) * self._input)
+            self._hold(f.MIXED, self._input_bytes(rows, int(frame[f.MIXED_COLUMNS])))
+            self._hold(f.GATED, self._input_bytes(rows, max(int(frame[f.INNER]), int(frame[f.SHARED_INNER]))))
             if config.experts is not None:
                 self._hold_experts(rows, config.experts)
             # Tiles of 32 lanes may start at any lane and read past the last one.

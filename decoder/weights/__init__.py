@@ -1,5 +1,5 @@
 """Weights on disk: GGUF files and Hugging Face directories."""
 
-from decoder.weights.loader import load_model, load_on
+from decoder.weights.loader import WeightsDtype, load_model, load_on
 
-__all__ = ["load_model", "load_on"]
+__all__ = ["WeightsDtype", "load_model", "load_on"]

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.errors import InvalidArgument
-from common.layout import KV_DTYPES, WINDOW_SHARE, KvDtype, KvLayout, default_kv_dtype
+from common.layout import (
+    DENSE_DTYPES,
+    GROUPED_DTYPES,
+    KV_DTYPES,
+    WINDOW_SHARE,
+    KvDtype,
+    KvLayout,
+    default_kv_dtype,
+)
+from common.logs import get_logger
 from decoder.kernels import amx
 from decoder.kernels.frame import SPAN
 from decoder.models.config import ModelConfig, digest_config, refuse
@@ -23,8 +32,10 @@ from decoder.models.select import ON_CPU, ComputeDevice, WeightsOf, build_model
 from decoder.weights.file_digests import KnownDigests
 from decoder.weights.packed_cache import PackedCache
 from decoder.weights.source import open_source
+from decoder.weights.weight_groups import groups_of
 
 Progress = Callable[[str, float], None]
+WeightsDtype = Literal["float32", "bfloat16", "int8", "file"]
 
 # Tensors some exporters add; they are functions of the configuration.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -152,7 +163,7 @@ def limit_context(config: ModelConfig, max_context: int) -> ModelConfig:
 
 def load_model(
     path: Path,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: WeightsDtype,
     block_tokens: int,
     kv_dtype: str | None = None,
     threads: int = 0,
@@ -173,7 +184,7 @@ def load_model(
 def load_on(
     device: ComputeDevice,
     path: Path,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: WeightsDtype,
     block_tokens: int,
     kv_dtype: str | None = None,
     threads: int = 0,
@@ -187,7 +198,8 @@ def load_on(
     """Load a `.gguf` file or a Hugging Face directory; the model is the one of `build_model`.
 
     device:       where it computes, as `decoder.models.select.resolve_device` gives it
-    dtype:        type of weights; sums are float32
+    dtype:        type of weights; sums are float32. "int8" and "file" are whole numbers in groups, on a CPU alone: 8
+                  bits of any model, or those of a GGUF file, taken as they are where Q8_0, Q5_0, Q4_0 or Q4_1 hold them
     block_tokens: tokens of one KV block
     kv_dtype:     type of stored keys and values: one of KV_DTYPES; None means float16 beside bfloat16 weights, float32
                   beside float32. On a CPU "bfloat16" beside bfloat16 weights also rounds queries, attention and matmul
@@ -204,8 +216,10 @@ def load_on(
 
     Raises InvalidArgument naming what is wrong or not served.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise refuse("dtype", dtype, "'float32' or 'bfloat16'")
+    if dtype not in (*DENSE_DTYPES, *GROUPED_DTYPES):
+        raise refuse("dtype", dtype, " or ".join(map(repr, (*DENSE_DTYPES, *GROUPED_DTYPES))))
+    if dtype in GROUPED_DTYPES and device.uses_triton:
+        raise refuse("dtype", dtype, "'float32' or 'bfloat16' on this device")
     kv_dtype = kv_dtype or default_kv_dtype(dtype)
     if kv_dtype not in KV_DTYPES:
         raise refuse("kv_dtype", kv_dtype, " or ".join(repr(name) for name in KV_DTYPES))
@@ -225,6 +239,7 @@ def load_on(
     # Another device sums in another order: its keys and values are not those of the CPU, bit by bit.
     known = None if weights_cache is None else KnownDigests(weights_cache)
     digests = digest_config(config, source.digest(known), f"{dtype}/gpu" if device.uses_triton else dtype)
+    groups = groups_of(source, dtype) if dtype in GROUPED_DTYPES else None
     cache = None if weights_cache is None or device.uses_triton else PackedCache(weights_cache, digests, dtype)
     with cache.locked() if cache else contextlib.nullcontext():
         model = build_model(
@@ -235,9 +250,12 @@ def load_on(
             source.read,
             threads,
             lambda done: report("weights", done),
-            KvDtype(dtype),
+            KvDtype.FLOAT32 if groups else KvDtype(dtype),
             cache.make_memory if cache else Memory,
             weights_of,
+            groups,
         )
+    if groups is not None and groups.anew and dtype == "file":
+        get_logger().warning("weights_quantised_anew", bits=8, count=len(groups.anew), tensors=groups.anew)
     report("weights", 1.0)
     return model

@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from common.errors import InvalidArgument
+from decoder.kernels.grouped_weights import GroupedForm
 from decoder.models.config import ModelConfig, refuse
+from decoder.models.grouping import Grouped
 from decoder.weights.file_digests import KnownDigests, hash_files
 from decoder.weights.gguf_config import config_from_gguf
+from decoder.weights.gguf_groups import form_of, unpack
 from decoder.weights.gguf_reader import GgufReader
 from decoder.weights.hugging_face_config import config_from_hugging_face
 from decoder.weights.names import TensorView, gguf_name, hugging_face_name, views
@@ -97,6 +100,18 @@ class GgufSource:
             raise refuse(f"tensor {name}", tensor.tensor_type.name, "a type the gguf package dequantises") from error
         array = np.ascontiguousarray(values, dtype=np.float32).reshape(view.shape)
         return _unpermute(array, view.heads) if view.heads else array
+
+    def form(self, name: str) -> GroupedForm | None:
+        """The form of whole numbers in groups that holds a tensor exactly; None where there is none."""
+        view = self._views[name]
+        return form_of(self._tensors[view.stored].tensor_type.name) if len(view.shape) == 2 else None
+
+    def groups(self, name: str) -> Grouped:
+        """A tensor that has a form, as it is."""
+        view = self._views[name]
+        tensor = self._tensors[view.stored]
+        found = unpack(_part(np.asarray(tensor.data), view), tensor.tensor_type.name)
+        return found.with_rows(lambda rows: _unpermute(rows, view.heads)) if view.heads else found
 
     def digest(self, known: KnownDigests | None = None) -> bytes:
         return hash_files([self._path], known)
@@ -194,7 +209,7 @@ def _part(stored: Any, view: TensorView) -> Any:
     return rows[0]
 
 
-def _unpermute(array: FloatArray, num_heads: int) -> FloatArray:
+def _unpermute(array: NDArray[Any], num_heads: int) -> NDArray[Any]:
     # GGUF stores rotary pairs next to each other; the model rotates the two halves of a head against each other.
     pairs = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))

@@ -14,6 +14,7 @@ from decoder.grouped_arena import GroupedArena, parts_of, private_arena
 from decoder.kernels import blocks
 from decoder.models.config import ModelConfig, digest_config
 from decoder.models.llama import CausalLM
+from decoder.models.matrices import GroupedMatrices
 from decoder.models.packing import to_bfloat16
 from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
@@ -57,12 +58,13 @@ def make_model(
     threads: int = 2,
 ) -> CausalLM:
     """A model with one of `KERNELS`."""
-    dtype = KvDtype.FLOAT32 if kernels == "float32" else KvDtype.BFLOAT16
+    groups = GroupedMatrices(tensors.__getitem__) if kernels.startswith("int8") else None
+    dtype = KvDtype.FLOAT32 if kernels in ("float32", "int8") else KvDtype.BFLOAT16
     kv_dtype = kernels.partition("-kv-")[2] or dtype.value
     layout = KvLayout.of(config.num_layers, config.num_kv_heads, config.head_dim, block_tokens, kv_dtype)
     digests = digest_config(config, bytes(32), dtype.value)
     chosen = "portable" if kernels.startswith("portable") else "auto"
-    return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen, dtype=dtype)
+    return CausalLM(config, layout, digests, tensors.__getitem__, threads, kernels=chosen, dtype=dtype, groups=groups)
 
 
 def poisoned_arena(model: CausalLM, num_blocks: int, num_window_blocks: int | None = None) -> Any:

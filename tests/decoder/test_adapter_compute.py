@@ -67,7 +67,7 @@ def _mixed(model: CausalLM, adapters: list[Any], chunk: int) -> list[FloatArray]
     return [np.concatenate(part.logits) for part in parts]
 
 
-@pytest.mark.parametrize("kernels", ["float32", "auto", "auto-kv-float16"])
+@pytest.mark.parametrize("kernels", ["float32", "auto", "auto-kv-float16", "int8"])
 def test_rows_of_base_and_adapters_share_steps_bit_by_bit(tmp_path: Path, kernels: str) -> None:
     """Base, adapter A (rank 4) and adapter B (rank 16) in one batch say what each says alone; so do chunks and a cached
     beginning. The three differ."""
@@ -87,7 +87,7 @@ def test_rows_of_base_and_adapters_share_steps_bit_by_bit(tmp_path: Path, kernel
     assert np.array_equal(again.logits[0], alone[1][33:])
 
 
-@pytest.mark.parametrize("kernels", ["portable", "auto", "portable-kv-float32", "auto-kv-float32"])
+@pytest.mark.parametrize("kernels", ["portable", "auto", "portable-kv-float32", "auto-kv-float32", "int8"])
 def test_every_kernel_set_adds_the_adapter(tmp_path: Path, kernels: str) -> None:
     """With bfloat16 weights an adapted model stays as near to float32 as the base does, about."""
     tensors = random_tensors(CONFIG)

@@ -79,7 +79,14 @@ def test_tiny_greedy_output_varies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "int8")],
+    [
+        ("float32", None),
+        ("bfloat16", None),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "int8"),
+        ("int8", None),
+    ],
 )
 def test_cached_equals_uncached(tmp_path: Path, dtype: str, kv_dtype: str | None) -> None:
     """A prompt whose prefix is already in the arena, up to any split, gives the logits of a full prefill."""

@@ -84,7 +84,7 @@ def test_the_weights_are_the_file_and_cannot_be_written(tmp_path: Path, folder: 
     path = make_tiny_llama(tmp_path / "model")
     for _ in range(2):
         model = loaded(path, folder)
-        address = model._weights.head.ctypes.data
+        address = model._weights.head.address
         with open("/proc/self/maps") as maps:
             line = next(line for line in maps if _holds(line, address))
         assert " r--s " in line and line.rstrip().endswith(files(folder)[0].name)
@@ -232,5 +232,5 @@ def test_of_loads_that_begin_at_once_one_packs(tmp_path: Path, folder: Path) -> 
         models = list(pool.map(lambda _: loaded(path, folder), range(3)))
     kinds = sorted(type(memory_of(model)).__name__ for model in models)
     assert kinds == ["FilledMemory", "FilledMemory", "StoringMemory"]
-    assert len({model._weights.head.tobytes() for model in models}) == 1
+    assert len({model._weights.head.array.tobytes() for model in models}) == 1
     assert len(files(folder)) == 1

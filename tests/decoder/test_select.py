@@ -71,3 +71,13 @@ def test_interpreted_kernels_are_for_tests(monkeypatch: pytest.MonkeyPatch) -> N
         resolve_device(INTERPRETER, "float32")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert resolve_device(INTERPRETER, "float32").interpreted
+
+
+@pytest.mark.parametrize("dtype", ["int8", "file"])
+def test_weights_in_groups_are_for_a_cpu(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Where a GPU is found they are refused, also by `auto`, with what to give instead."""
+    monkeypatch.setattr(select, "_missing", lambda: "")
+    for device in ("cuda", "auto"):
+        with pytest.raises(InvalidArgument, match=f"dtype.*{dtype}.*bfloat16.*--device cpu"):
+            resolve_device(device, dtype, driver_of(UUIDS[0]))
+    assert not resolve_device("cpu", dtype).uses_triton

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[str, Any]) -> None:
-    """The directory's model as a GGUF file in F32, with the changes that converters make to tensors."""
+def write_gguf(
+    directory: Path,
+    target: Path,
+    architecture: str,
+    extra: dict[str, Any],
+    type_of: Callable[[str], gguf.GGMLQuantizationType] = lambda name: gguf.GGMLQuantizationType.F32,
+) -> None:
+    """The directory's model as a GGUF file, with the changes that converters make to tensors.
+
+    type_of: of a matrix of whole blocks, by its name in the file; all else is F32
+    """
     config = json.loads((directory / "config.json").read_text())
     parsed = open_source(directory).config
     writer = gguf.GGUFWriter(target, architecture)
@@ -79,7 +89,11 @@ def _write_gguf(directory: Path, target: Path, architecture: str, extra: dict[st
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = parsed.num_heads if "q_proj" in name else parsed.num_kv_heads
             array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(short, np.ascontiguousarray(array))
+        kind = type_of(short)
+        if array.ndim < 2 or array.shape[-1] % 32 or kind is gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(short, np.ascontiguousarray(array))
+        else:
+            writer.add_tensor(short, gguf.quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
     _add_divisors(writer, config, parsed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -134,7 +148,7 @@ def test_gguf_equals_directory(tmp_path: Path, name: str) -> None:
     """The same model from both formats gives the same logits, so names, metadata and conventions are understood."""
     make_family(tmp_path / "hf", name, **CHANGES.get(name, {}))
     architecture, extra = CASES[name]
-    _write_gguf(tmp_path / "hf", tmp_path / "model.gguf", architecture, extra)
+    write_gguf(tmp_path / "hf", tmp_path / "model.gguf", architecture, extra)
     directory = load_model(tmp_path / "hf", "float32", 16)
     file = load_model(tmp_path / "model.gguf", "float32", 16)
     assert file.config.layers == directory.config.layers
