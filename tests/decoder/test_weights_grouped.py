@@ -114,7 +114,8 @@ def test_a_matrix_that_no_form_holds_is_named(tmp_path: Path, capsys: pytest.Cap
     said = "".join(capsys.readouterr())
     assert "weights_quantised_anew" in said and "o_proj" not in said and "mlp" not in said
     assert all(f"layers.0.self_attn.{name}_proj" in said for name in "qkv")
-    assert 1e-4 < _relative(run_prompt(model, PROMPT), exact) < 5e-2
+    difference = np.abs(run_prompt(model, PROMPT) - exact).max(-1) / np.abs(exact).max(-1)
+    assert 1e-4 < np.median(difference) < 5e-2
 
 
 def test_types_of_weights_have_keys_and_files_of_their_own(tmp_path: Path) -> None:
