@@ -184,6 +184,8 @@ def load_draft(
     """The draft model that the options name, ready to guess for `model`. Raises InvalidArgument where it cannot."""
     if options.draft_model is None:
         raise InvalidArgument("draft_model", "is not set; allowed is a GGUF file or a Hugging Face directory")
+    if dtype == "file" and options.draft_model.is_dir():
+        dtype = "int8"  # a directory has no bits of its own
     # Its context may be shorter than that of the model it guesses for.
     longest = longest_context(open_source(options.draft_model).config)
     draft = load_model(

@@ -31,7 +31,7 @@ def _file(entry: Any) -> str:
 
 def test_each_kernel_set_has_a_cache_file_of_its_own() -> None:
     """No two sets share a file of machine code, so processes that compile two at once cannot take one for the other."""
-    kinds = (sets.Float32Kernels, sets.WideKernels, sets.AmxWideKernels)
+    kinds = (sets.Float32Kernels, sets.WideKernels, sets.AmxWideKernels, sets.GroupedKernels)
     chosen = [kind(storage) for kind, storage in itertools.product(kinds, STORAGES)]
     chosen += [sets.Bfloat16Kernels(), sets.DotKernels(), sets.AmxKernels()]
     files = {_file(step.entry_of_set(kernels)) for kernels in chosen}
