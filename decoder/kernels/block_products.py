@@ -51,7 +51,7 @@ def block_product(
 def for_many_rows(kernels: Any, weights: int, depth: int, sums: int) -> int:
     """What `block_product` takes in place of a pair of column blocks that more than ROW_BLOCK rows are multiplied with.
 
-    Weights in groups become a panel behind the sums, which stays there while all blocks of rows pass.
+    Weights in groups become a panel behind the sums, which begin at a cache line; it stays there while all rows pass.
     """
     raise NotImplementedError("compiled code only")
 

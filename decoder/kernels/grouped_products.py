@@ -89,7 +89,7 @@ def _panel_pair(a: int, stride: int, rows: int, depth: int, panel: int, sums: in
 def panel_of_pair(weights: int, depth: int, panel: int) -> int:
     """Make a panel, PANEL_GROUP_BYTES for each group and column block, of the pair at a tagged address.
 
-    The address that `grouped_product` takes in place of the pair's.
+    Returns the address that `grouped_product` takes in place of the pair's. A panel begins at a cache line.
     """
     if weights & FORM_BITS == _INT8_TAG:
         _int8_pair(weights & ~FORM_BITS, depth // GROUP, panel)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from decoder.kernels.grouped_inputs import GROUP
 from decoder.kernels.grouped_weights import INT8, LINE_STEP, UINT4, GroupedForm
-from decoder.models.packing import FloatArray, Memory, round_up
+from decoder.models.packing import CountingMemory, FloatArray, Memory, round_up
 
 _MOST: Final = 127  # largest magnitude of a number with its sign
 _QUANTIZE_VALUES: Final = 1 << 20  # values at a time: they stay in the last-level cache
@@ -82,18 +82,13 @@ def quantize(matrix: FloatArray) -> Grouped:
     return Grouped(INT8, numbers, scales)
 
 
-def take_groups(memory: Memory, form: GroupedForm, outputs: int, inputs: int) -> NDArray[np.uint8]:
+def take_groups(memory: Memory | CountingMemory, form: GroupedForm, outputs: int, inputs: int) -> NDArray[np.uint8]:
     """Room for a packed matrix [out, in]: [pairs of column blocks, groups, bytes of a record]."""
     shape = round_up(outputs, 32) // 32, round_up(inputs, GROUP) // GROUP, form.record_bytes
     return memory.take(shape, np.uint8)
 
 
-def grouped_bytes(form: GroupedForm, outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix [out, in]."""
-    return round_up(outputs, 32) // 32 * (round_up(inputs, GROUP) // GROUP) * form.record_bytes
-
-
-def pack_groups(memory: Memory, matrix: Grouped) -> NDArray[np.uint8]:
+def pack_groups(memory: Memory | CountingMemory, matrix: Grouped) -> NDArray[np.uint8]:
     """Pack one matrix into `memory`; rows that fill the last pair of column blocks are zeros."""
     form, (outputs, inputs) = matrix.form, matrix.numbers.shape
     packed = take_groups(memory, form, outputs, inputs)

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.kernels.grouped_weights import INT8, UINT4, GroupedForm
-from decoder.models.grouping import Grouped, grouped_bytes, join, pack_groups, quantize, take_groups
-from decoder.models.packing import FloatArray, Memory, interleave_blocks, pack, packed_elements, round_up, take_packed
+from decoder.models.grouping import Grouped, join, pack_groups, quantize, take_groups
+from decoder.models.packing import CountingMemory, FloatArray, Memory, interleave_blocks, pack, round_up, take_packed
 
 Read = Callable[[str], FloatArray]
+AnyMemory = Memory | CountingMemory
 Arrange = Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
 
 
@@ -35,10 +36,7 @@ class Packed(NamedTuple):
 class Matrices(Protocol):
     """A way to pack matrices."""
 
-    def num_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes that a packed matrix takes at most."""
-
-    def pack(self, memory: Memory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
+    def pack(self, memory: AnyMemory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
         """The matrix [outputs, inputs] of tensors whose rows `arrange` puts together."""
 
 
@@ -48,10 +46,7 @@ class DenseMatrices:
     def __init__(self, read: Read, bfloat16: bool) -> None:
         self._read, self._bfloat16 = read, bfloat16
 
-    def num_bytes(self, outputs: int, inputs: int) -> int:
-        return packed_elements(outputs, inputs) * (2 if self._bfloat16 else 4)
-
-    def pack(self, memory: Memory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
+    def pack(self, memory: AnyMemory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
         if memory.filled:
             array = take_packed(memory, outputs, inputs, self._bfloat16)
         else:
@@ -82,9 +77,6 @@ class GroupedMatrices:
         self._read, self._source, self._widest = read, source, widest
         self.anew: list[str] = []
 
-    def num_bytes(self, outputs: int, inputs: int) -> int:
-        return grouped_bytes(INT8, outputs, inputs)
-
     def _form(self, names: Sequence[str]) -> GroupedForm:
         return UINT4 if all(self.taken(name) is UINT4 for name in names) else INT8
 
@@ -93,7 +85,7 @@ class GroupedMatrices:
         form = None if self._source is None else self._source.form(name)
         return None if form is UINT4 and self._widest else form
 
-    def pack(self, memory: Memory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
+    def pack(self, memory: AnyMemory, outputs: int, inputs: int, names: Sequence[str], arrange: Arrange) -> Packed:
         form = self._form(names)
         self.anew += [name for name in names if self.taken(name) is not form]
         if memory.filled:

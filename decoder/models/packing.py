@@ -65,6 +65,21 @@ class Memory:
         return array
 
 
+class CountingMemory:
+    """Takes the place of a `Memory` to find how large that must be. What is taken is never touched."""
+
+    filled = True
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array whose content means nothing."""
+        array: NDArray[Any] = np.empty(shape, dtype)
+        self.used_bytes += -(-array.nbytes // 64) * 64
+        return array
+
+
 def round_up(value: int, step: int) -> int:
     """The smallest multiple of `step` that is not below `value`."""
     return -(-value // step) * step
@@ -82,7 +97,7 @@ def packed_elements(outputs: int, inputs: int) -> int:
     return round_up(outputs, 32) * round_up(inputs, 32)
 
 
-def take_packed(memory: Memory, outputs: int, inputs: int, bfloat16: bool) -> NDArray[Any]:
+def take_packed(memory: Memory | CountingMemory, outputs: int, inputs: int, bfloat16: bool) -> NDArray[Any]:
     """Room for a packed matrix [out, in]."""
     rows, columns = round_up(outputs, 32), round_up(inputs, 32)
     if bfloat16:
@@ -90,7 +105,7 @@ def take_packed(memory: Memory, outputs: int, inputs: int, bfloat16: bool) -> ND
     return memory.take((rows // 16, columns, 16), np.float32)
 
 
-def pack(memory: Memory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
+def pack(memory: Memory | CountingMemory, matrix: FloatArray, bfloat16: bool) -> NDArray[Any]:
     """Pack one matrix [out, in] into `memory`."""
     outputs, inputs = matrix.shape
     rows, columns = round_up(outputs, 32), round_up(inputs, 32)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from decoder.kernels import frame as f
 from decoder.models.config import ExpertsConfig, ModelConfig
 from decoder.models.matrices import Arrange, DenseMatrices, GroupedMatrices, Packed, Read, alternating, below
-from decoder.models.packing import FloatArray, Memory, round_up, to_bfloat16
+from decoder.models.packing import CountingMemory, FloatArray, Memory, packed_elements, round_up, to_bfloat16
 from decoder.models.rope import rotary_tables
 
 Make = Callable[[], FloatArray]
@@ -54,7 +54,6 @@ class PackedWeights:
         self._bfloat16 = bfloat16
         self._groups = groups
         self._matrices = groups or DenseMatrices(read, bfloat16)
-        self._memory = make_memory(self._num_bytes())
         self._tables = {
             rope: rotary_tables(rope, config.max_position)
             for rope in dict.fromkeys((config.rope, config.local_rope))
@@ -62,21 +61,31 @@ class PackedWeights:
         }
         self.expert_bytes = (0, 0)
         self.rows: NDArray[np.int64] = np.zeros((config.num_layers, f.LAYER_WORDS), np.int64)
+        self._memory: Memory | CountingMemory
+        if groups is None:
+            num_bytes = self._num_bytes()
+        else:
+            self._memory = CountingMemory()
+            self._set_all(lambda done: None)
+            groups.anew.clear()
+            num_bytes = self._memory.used_bytes
+        self._memory = make_memory(num_bytes)
+        self._set_all(report)
+        self._memory.finish()
+
+    def _set_all(self, report: Callable[[float], None]) -> None:
+        config, hidden = self._config, self._config.hidden_size
         for layer in range(config.num_layers):
             self._set_layer(layer)
             report((layer + 1) / (config.num_layers + 1))
-        embedded, vocabulary = "model.embed_tokens.weight", config.vocab_size
-        self.head = self._pack(
-            vocabulary, config.hidden_size, [embedded if config.tie_embeddings else "lm_head.weight"]
-        )
-        if groups is None:
+        embedded = "model.embed_tokens.weight"
+        self.head = self._pack(config.vocab_size, hidden, [embedded if config.tie_embeddings else "lm_head.weight"])
+        if self._groups is None:
             self.embedding = self._embedding(embedded)
         else:
-            self.embedding = (
-                self.head if config.tie_embeddings else self._pack(vocabulary, config.hidden_size, [embedded])
-            )
-        self.final_norm = self._vector(config.hidden_size, lambda: read("model.norm.weight"))
-        self._memory.finish()
+            tied = config.tie_embeddings
+            self.embedding = self.head if tied else self._pack(config.vocab_size, hidden, [embedded])
+        self.final_norm = self._vector(hidden, lambda: self._read("model.norm.weight"))
 
     @property
     def read_bytes(self) -> int:
@@ -185,10 +194,13 @@ class PackedWeights:
         return Packed(array, array.ctypes.data)
 
     def _num_bytes(self) -> int:
-        """Bytes of all weights, or a little more."""
-        config, size = self._config, self._matrices.num_bytes
+        """Bytes of all weights of float32 or bfloat16, or a little more."""
+        config, element = self._config, 2 if self._bfloat16 else 4
         hidden, inner = config.hidden_size, config.intermediate_size
         attention = config.query_size + 2 * config.kv_size
+
+        def size(outputs: int, inputs: int) -> int:
+            return packed_elements(outputs, inputs) * element
 
         def gated(inner: int) -> int:
             return size(2 * round_up(inner, 32), hidden) + size(hidden, inner)
@@ -204,10 +216,7 @@ class PackedWeights:
                 total += gated(experts.shared) if experts.shared else 0
             else:
                 total += gated(inner)
-        if self._groups is not None:
-            table = 0 if config.tie_embeddings else size(config.vocab_size, hidden)
-        else:
-            table = config.vocab_size * round_up(hidden, 32) * (2 if self._bfloat16 else 4)
+        table = config.vocab_size * round_up(hidden, 32) * element
         return total + size(config.vocab_size, hidden) + table + round_up(hidden, 32) * 4 + 4 * _ALIGNMENT
 
 

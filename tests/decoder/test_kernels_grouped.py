@@ -18,6 +18,7 @@ from decoder.kernels.grouped_weights import INT8, UINT4, GroupedForm, load_colum
 from decoder.kernels.rows import load_input, store_input
 from decoder.models.grouping import Grouped, pack_groups, quantize
 from decoder.models.packing import Memory
+from decoder.models.workspace import aligned
 
 FORMS = pytest.mark.parametrize("form", (INT8, UINT4), ids=lambda form: form.name)
 KERNELS = sets.GroupedKernels()
@@ -72,7 +73,8 @@ def _inputs(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _product(values: NDArray[np.float32], weights: int, row: int, rows: int, many: bool = False) -> NDArray[np.float32]:
     """Sums of `rows` rows from `row`; fails where memory past the room was written."""
-    inputs, sums = _inputs(values), np.full(ROOM + 64, 7.0, np.float32)
+    inputs, sums = _inputs(values), aligned((ROOM + 64) * 4).view(np.float32)
+    sums[:] = 7.0
     _multiply(KERNELS, inputs.ctypes.data, row, rows, weights, sums.ctypes.data, many)
     assert (sums[ROOM:] == 7.0).all()
     return sums[: rows * 32].reshape(rows, 32).copy()
