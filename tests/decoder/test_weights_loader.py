@@ -148,7 +148,8 @@ def test_digests_follow_content(tmp_path: Path) -> None:
 
 def test_pairs_of_dtypes_have_layouts_and_keys_of_their_own(tmp_path: Path) -> None:
     """The layout follows the type of keys and values alone; the cache key tells every served pair of types apart."""
-    path = make_tiny_llama(tmp_path / "tiny")
+    path = tmp_path / "tiny.gguf"
+    _write_gguf(make_tiny_llama(tmp_path / "tiny"), path)
     models = [load_model(path, dtype, 16, kv) for dtype in DTYPES for kv in KV_DTYPES]  # type: ignore[arg-type]
     layouts = {model.layout.fingerprint() for model in models}
     assert len(layouts) == len(KV_DTYPES)
