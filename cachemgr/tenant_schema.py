@@ -70,7 +70,10 @@ def prepare_schema(db: sqlite3.Connection) -> None:
 
 
 class Transaction:
-    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK where the body or the commit fails; none is ever left open."""
+    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK where the body or the commit fails; none is ever left open.
+
+    Raises FailedPrecondition (STATE_DISK_FULL) where the disk has no room for it.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -78,10 +81,17 @@ class Transaction:
     def __enter__(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
 
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, _trace: object) -> None:
         try:
             if kind is None:
                 self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            cause = error
+            raise
         finally:
             if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
                 self._db.execute("ROLLBACK")
+            if isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise FailedPrecondition(
+                    "the disk of the state directory is full; nothing was changed", reason="STATE_DISK_FULL"
+                ) from cause

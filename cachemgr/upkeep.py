@@ -61,7 +61,8 @@ def evict(state: CacheState, num_blocks: int | None, tenant: TenantId | None, *,
         raise InvalidArgument("all", "one of all, tenant and num_blocks must be set")
     state.refuse_while_frozen()
     if everything and (state.book.leases or state.pool.num_published > state.pool.num_cached):
-        raise FailedPrecondition("blocks are in use; nothing was dropped", reason="BLOCKS_IN_USE")
+        held = f"{len(state.book.leases)} leases and {len(state.kept)} kept conversations"
+        raise FailedPrecondition(f"{held} hold blocks; nothing was dropped", reason="BLOCKS_IN_USE")
     state.revision += 1
     count = state.pool.num_cached if num_blocks is None else num_blocks
     if tenant is None:

@@ -34,7 +34,7 @@ FLAGS = {
 # What to do where the server names such a reason.
 ADVICE = {
     "APPROVAL_NOT_FOUND": "`tessera admin approved` lists all",
-    "BLOCKS_IN_USE": "`tessera admin drain` waits until they are free",
+    "BLOCKS_IN_USE": "`tessera admin drain` waits for leases; --tenant T and --blocks N drop what nobody holds",
     "GROUP_NOT_FOUND": "`tessera admin groups` lists all",
     "KEY_NOT_FOUND": "`tessera admin keys` lists the ids of all",
     "PIN_NOT_FOUND": "`tessera admin pins` lists all",

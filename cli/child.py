@@ -7,6 +7,7 @@ the terminal reaches the supervisor alone), and writes straight to its file, so 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from cli import leash
 from cli.log_lines import last_words, loud_line
 
+LITTLE_BYTES = 1 << 20  # left on a disk, with which a process may fail to write what it needs
 MAX_LOG_BYTES = 16 * 1024 * 1024
 MAX_TAIL_BYTES = 64 * 1024
 MAX_TOLD = 100
@@ -132,3 +134,9 @@ class Child:
             file.seek(max(self._born, size - MAX_TAIL_BYTES))
             lines = last_words(file.read().decode("utf-8", "replace").splitlines(), count)
         return [line for line in lines if line not in self._told]
+
+
+def nothing_said(log: Path) -> list[str]:
+    """What there is to tell of a process whose log does not say why it ended."""
+    free = shutil.disk_usage(log.parent).free
+    return [f"it said nothing; the disk of {log.parent} has {free} bytes left"] if free < LITTLE_BYTES else []

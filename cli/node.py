@@ -144,8 +144,13 @@ def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:
 
 @contextmanager
 def sole_supervisor(paths: StatePaths) -> Iterator[None]:
-    """Hold the lock of a state directory. Raises CommandError if another supervisor holds it."""
-    descriptor = os.open(paths.state_dir / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the lock of a state directory. Raises CommandError if another supervisor holds it or it cannot be made."""
+    try:
+        descriptor = os.open(paths.state_dir / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CommandError(
+            f"--state-dir {paths.state_dir} cannot be used: {error.strerror}; choose a folder that is yours to write"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

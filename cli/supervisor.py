@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.child import PORT_ALONE, Child, ChildSpec
+from cli.child import PORT_ALONE, Child, ChildSpec, nothing_said
 from cli.errors import CommandError
 from cli.log_lines import COMPILING
 from cli.ports import owns_listener
@@ -178,7 +178,7 @@ class Supervisor:
         slot.child, slot.serving = None, False
         delay = slot.history.next_delay(self.clock())
         self.announce(f"{slot.spec.name} (process {child.pid}) ended: {describe_status(status)}")
-        for line in child.last_lines():
+        for line in child.last_lines() or nothing_said(child.log):
             self.announce(f"  | {line}")
         if status > 0 and not slot.has_served:  # it refused to start, and would again
             raise CommandError(f"{slot.spec.name} could not start; why stands above. Its log: {child.log}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import CommandError
-from cli.node import plan_node, sole_supervisor, unknown_variables, up_parser
+from cli.node import SUPERVISOR_LOCK, plan_node, sole_supervisor, unknown_variables, up_parser
 from cli.supervisor import is_healthy
 from cli.up import callable_address
 from common.config import Options, build_parser, load_options
@@ -114,6 +114,16 @@ def test_one_supervisor_a_state_directory(tmp_path: Path) -> None:
         raise AssertionError("it was let in")
     with sole_supervisor(paths):
         pass
+
+
+def test_a_state_directory_that_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """As on a file system that became read-only: one sentence that names the directory, and no traceback."""
+    (tmp_path / SUPERVISOR_LOCK).mkdir()
+    with (
+        pytest.raises(CommandError, match=f"{tmp_path} cannot be used: Is a directory"),
+        sole_supervisor(StatePaths(tmp_path)),
+    ):
+        raise AssertionError("it was let in")
 
 
 @pytest.mark.parametrize(

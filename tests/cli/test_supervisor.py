@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,8 +37,9 @@ CHILD = textwrap.dedent(
     open(ready, "w").close()
     while mode == "crash" and not os.path.exists(ready + ".seen"):
         time.sleep(0.01)
-    if mode in ("crash", "refuse"):
-        print("this one always dies", file=sys.stderr)
+    if mode in ("crash", "refuse", "silent"):
+        if mode != "silent":
+            print("this one always dies", file=sys.stderr)
         sys.exit(3)
     while True:
         time.sleep(0.05)
@@ -238,6 +240,18 @@ def test_a_child_that_refuses_to_start_is_not_started_again(rig: Rig) -> None:
         rig.supervisor([never]).start(20.0)
     assert rig.events() == ["start gateway"]
     assert any("this one always dies" in line for line in rig.said)
+
+
+@pytest.mark.parametrize("free", [4096, 1 << 30])
+def test_a_full_disk_is_named_where_a_child_could_say_nothing(
+    rig: Rig, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no room for its last words, the terminal has the reason; where there is room, none is made up."""
+    monkeypatch.setattr("cli.child.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    never = ChildSpec("gateway", rig.spec("gateway", "silent").command, str(rig.folder / "never"))
+    with pytest.raises(CommandError, match="gateway could not start"):
+        rig.supervisor([never]).start(20.0)
+    assert any("4096 bytes left" in line for line in rig.said) is (free == 4096)
 
 
 def test_an_answer_from_a_port_of_somebody_else_is_not_readiness(rig: Rig) -> None:
