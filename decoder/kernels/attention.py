@@ -20,8 +20,7 @@ import numpy as np
 
 from decoder.kernels import simd, sync
 from decoder.kernels.attention_alone import expect
-from decoder.kernels.attention_forms import attend_span, finished_lines, merge, take_queries
-from decoder.kernels.attention_state import clear
+from decoder.kernels.attention_forms import attend_span, clear, finished_lines, merge, take_queries
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
     AT_KEYS,
@@ -89,16 +88,20 @@ def _store_lanes(kernels: Any, frame: Any, state: int, row: int, rows: int, head
 def _prepare_lanes(kernels: Any, frame: Any, scratch: int, head: int, row: int, rows: int, tiles: int) -> None:
     """Pack the queries of all lanes of `rows` rows and note up to which key each lane may look."""
     head_dim, group = frame[HEAD_DIM], frame[HEADS] // frame[KV_HEADS]
-    limits = scratch + frame[AT_LIMITS]
-    for lane in range(tiles * 16):
-        # Lanes past the last row look as far as it does; nothing reads their results.
-        token = min(lane // group, rows - 1)
+    limit = scratch + frame[AT_LIMITS]
+    end = limit + tiles * 64
+    for token in range(rows):
         position = simd.load_int32(frame[POSITIONS] + (row + token) * 4)
-        simd.store_int32(limits + lane * 4, np.int32(position + 1))
+        # Lanes past the last row look as far as it does; nothing reads their results.
+        last = limit + group * 4 if token < rows - 1 else end
+        while limit < last:
+            simd.store_int32(limit, np.int32(position + 1))
+            limit += 4
     queries = frame[QUERIES] + head * frame[QUERY_PLANE_BYTES] + row * group * head_dim * query_bytes(kernels)
     for tile in range(tiles):
         source = queries + tile * 16 * head_dim * query_bytes(kernels)
-        take_queries(kernels, source, head_dim, scratch + frame[AT_QUERIES], tile)
+        lanes = min(16, rows * group - tile * 16)
+        take_queries(kernels, source, head_dim, lanes, scratch + frame[AT_QUERIES], tile)
 
 
 @kernel
@@ -120,7 +123,8 @@ def _prepare_members(kernels: Any, frame: Any, scratch: int, head: int, members:
         row = np.int64(simd.load_int32(members + index * 4))
         simd.store_int32(limits + lane * 4, np.int32(simd.load_int32(frame[POSITIONS] + row * 4) + 1))
     for tile in range(tiles):
-        take_queries(kernels, gathered + tile * 16 * head_dim * size, head_dim, scratch + frame[AT_QUERIES], tile)
+        source = gathered + tile * 16 * head_dim * size
+        take_queries(kernels, source, head_dim, 16, scratch + frame[AT_QUERIES], tile)
 
 
 @kernel
@@ -180,7 +184,8 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
         if span >= 0:
             states = _partial_state(frame, head, np.int64(simd.load_int32(task + TASK_SLOT * 4)))
         for tile in range(tiles):
-            clear(states + tile * frame[STATE_BYTES], head_dim)
+            lanes = 16 if shared else min(16, rows * group - tile * 16)
+            clear(kernels, states + tile * frame[STATE_BYTES], head_dim, lanes)
         if shared:
             members = frame[MEMBERS] + row * 4
             row = np.int64(simd.load_int32(members))
@@ -216,7 +221,7 @@ def combine(kernels: Any, frame: Any, layer: int, rank: int, size: int, scratch:
         # In a shared task others may have looked at spans before this one's window.
         first += _lowest_span(frame, sequence, window)
         for tile in range((group + 15) >> 4):
-            clear(state, head_dim)
+            clear(kernels, state, head_dim, min(16, group - tile * 16))
             for index in range(first, last):
                 entry = frame[PARTS] + index * PART_WORDS * 4
                 part = _partial_state(frame, head, np.int64(simd.load_int32(entry + PART_SLOT * 4)))

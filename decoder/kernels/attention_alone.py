@@ -2,7 +2,9 @@
 
 A span is read by runs of sixteen keys. The addresses of its runs of keys, then of values, then of the first keys that
 the thread reads next, are one list; while a run is read, the one RUNS_AHEAD places later is asked for at the same pace,
-so that reading and arithmetic overlap. Called by `attention_rows.py` alone, on scratch memory of one thread.
+so that reading and arithmetic overlap. Where registers are few, keys are packed a tile at a time, so that asking hardly
+pauses, and fewer large runs are asked for ahead, so that they fit the first-level cache. Called by `attention_rows.py`
+alone, on scratch memory of one thread.
 """
 
 # Types inside kernels are inferred by numba.
@@ -20,13 +22,14 @@ from decoder.kernels.attention_panels import (
     fetch_scales,
     note_scales,
     take_noted_scales,
-    take_panel,
+    take_scales,
 )
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
     AT_KEYS,
     AT_OUTPUT,
     AT_QUERIES,
+    AT_ROWS,
     AT_RUNS,
     AT_SCORES,
     AT_VALUES,
@@ -40,12 +43,18 @@ from decoder.kernels.frame import (
     SPAN,
     VALUE_OFFSET,
 )
-from decoder.kernels.panels import pack_panel
+from decoder.kernels.half_panels import pack_keys, panel_bytes
+from decoder.kernels.register_tiles import rows_at_once, vectors_at_once
+from decoder.kernels.registers import VECTORS
 from decoder.kernels.run_tiles import product_of_panels, product_of_runs
-from decoder.kernels.stored_rows import block_address, row_address, stored_bytes
+from decoder.kernels.stored_rows import entry_address, row_address, stored_bytes, table_entry
 
 SCORE_ROW: Final = SPAN * 4 + 64  # bytes of a row of scores; the line apart keeps rows in different sets of the cache
 _PANEL_KEYS: Final = 64  # keys that are packed, then multiplied: their panels stay in the first-level cache
+_ASKED: Final = 1024  # bytes of values that are asked for beside the softmax of a row
+_ASKING: Final = 4  # rows that ask for any
+_LARGE_RUN: Final = 4096  # bytes of a run of which few are asked for ahead where registers are few
+_FEW_AHEAD: Final = 2
 _SCALES: Final = (2 * SPAN // RUN + RUNS_AHEAD) * 8  # bytes from a run of keys in the list to where its scales lie
 _NEXT: Final = RUNS_BYTES - 24  # plane, sequence and token of what is read after the span; the token -1: nothing
 
@@ -65,10 +74,11 @@ def _list_runs(
 ) -> None:
     """Write the list of the runs that hold keys `begin` to `keys` of the span from `start`."""
     place, whole, first = scratch + frame[AT_RUNS], frame[BLOCK_TOKENS] >= RUN, begin & ~15
-    runs = (keys - first + 15) >> 4
+    runs, tokens = (keys - first + 15) >> 4, frame[BLOCK_TOKENS]
+    entry, slot = table_entry(frame, sequence, start + first), (start + first) % tokens
+    further = 4 if whole else RUN // tokens * 4
     for index in range(runs):
-        key = first + index * RUN
-        block, slot = block_address(frame, sequence, start + key), (start + key) % frame[BLOCK_TOKENS]
+        key, block = first + index * RUN, entry_address(frame, entry)
         address = block + plane + slot * frame[ROW_BYTES]
         simd.store_int64(place + index * 8, address)
         note_scales(kernels, frame, place + _SCALES + index * 8, block, plane, slot)
@@ -80,6 +90,9 @@ def _list_runs(
                 values,
             )  # fmt: skip
         simd.store_int64(place + (runs + index) * 8, values)
+        slot += RUN
+        if slot >= tokens:
+            entry, slot = entry + further, 0
     plane, sequence = simd.load_int64(place + _NEXT), simd.load_int64(place + _NEXT + 8)
     token = simd.load_int64(place + _NEXT + 16)
     end = token
@@ -94,29 +107,66 @@ def _list_runs(
 
 
 @kernel
+def _keys_together(rows: int) -> int:
+    """Keys that are packed, then multiplied: one tile's where registers are few, so that reading hardly pauses."""
+    if VECTORS >= 32:
+        return _PANEL_KEYS
+    return vectors_at_once(rows_at_once(rows), _PANEL_KEYS >> 4) * 16
+
+
+@kernel
+def _distance(kernels: Any, frame: Any, rows: int) -> int:
+    """Bytes in the list of runs from the one that is read to the one that is asked for."""
+    large = stored_bytes(kernels) > 1 and RUN * frame[ROW_BYTES] >= _LARGE_RUN
+    # A single row takes four panels at once, and asks for as many.
+    if VECTORS < 32 and large and rows > 1:
+        return _FEW_AHEAD * 8
+    return RUNS_AHEAD * 8
+
+
+@kernel
 def scores_in_place(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, begin: int, keys: int, rows: int
 ) -> None:
     """Query-key products of the only tile, a few panels at a time."""
-    head_dim, stored = frame[HEAD_DIM], stored_bytes(kernels)
-    panel, first = head_dim * 16 * stored, begin & ~15
+    head_dim = frame[HEAD_DIM]
+    panel, first = panel_bytes(kernels, head_dim), begin & ~15
     _list_runs(kernels, frame, scratch, plane, sequence, start, begin, keys)
     place = scratch + frame[AT_RUNS]
-    for group in range(first, keys, _PANEL_KEYS):
-        last = min(group + _PANEL_KEYS, keys)
-        ahead = place + RUNS_AHEAD * 8
+    distance, together = _distance(kernels, frame, rows), _keys_together(rows)
+    for group in range(first, keys, together):
+        last = min(group + together, keys)
+        ahead = place + distance
         for key in range(group, last, 16):
             target = scratch + frame[AT_KEYS] + ((key - group) >> 4) * panel
+            rows_at = simd.load_int64(place)
             if frame[BLOCK_TOKENS] >= RUN:
                 take_noted_scales(kernels, frame, scratch, key, place + _SCALES)
-                pack_panel(kernels, simd.load_int64(place), frame[ROW_BYTES], head_dim, target)
             else:
-                take_panel(kernels, frame, scratch, plane, sequence, start, key, start + begin, 0, target)
+                take_scales(kernels, frame, scratch, plane, sequence, start, key)
+                rows_at = scratch + frame[AT_ROWS]
+                copy_small_rows(
+                    frame, plane, sequence, start + key, max(0, begin - key), min(16, keys - key), rows_at
+                )  # fmt: skip
+            pack_keys(kernels, rows_at, frame[ROW_BYTES], head_dim, target)
             place += 8
         product_of_panels(
             kernels, scratch + frame[AT_QUERIES], head_dim * 4, rows, scratch + frame[AT_KEYS], panel,
             (last - group + 15) >> 4, head_dim, ahead, scratch + frame[AT_SCORES] + group * 4, SCORE_ROW,
         )  # fmt: skip
+
+
+@kernel
+def ask_ahead(kernels: Any, frame: Any, scratch: int, begin: int, keys: int, rows: int, row: int) -> None:
+    """Ask for the `row`-th part of the values, while weights are computed: memory has nothing else to do then."""
+    run_bytes, offset = RUN * frame[ROW_BYTES], row * _ASKED
+    if VECTORS >= 32 or row >= _ASKING:
+        return
+    first = begin & ~15
+    place = scratch + frame[AT_RUNS] + ((keys - first + 15) >> 4) * 8 + _distance(kernels, frame, rows)
+    address = simd.load_int64(place + offset // run_bytes * 8) + offset % run_bytes
+    for line in range(0, min(_ASKED, run_bytes), 64):
+        simd.prefetch(address + line)
 
 
 @kernel
@@ -127,5 +177,5 @@ def values_in_place(kernels: Any, frame: Any, scratch: int, begin: int, keys: in
     place = scratch + frame[AT_RUNS] + (runs - (first >> 4)) * 8
     product_of_runs(
         kernels, scratch + frame[AT_SCORES], SCORE_ROW, rows, place, frame[ROW_BYTES], head_dim >> 4, begin, keys,
-        RUNS_AHEAD * 8, scratch + frame[AT_OUTPUT], head_dim * 4,
+        _distance(kernels, frame, rows), scratch + frame[AT_OUTPUT], head_dim * 4,
     )  # fmt: skip

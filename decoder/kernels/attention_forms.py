@@ -15,7 +15,7 @@ import numpy as np
 from decoder.kernels import attention_tiles, simd
 from decoder.kernels.attention_products import pack_queries
 from decoder.kernels.attention_rows import attend_tile, gather_span
-from decoder.kernels.attention_state import merge_rows
+from decoder.kernels.attention_state import clear_lines, merge_rows
 from decoder.kernels.compiled import kernel, variant
 from decoder.kernels.frame import (
     AT_LIMITS,
@@ -30,28 +30,40 @@ from decoder.kernels.frame import (
 from decoder.kernels.sets import float32_inputs, tile_attention
 
 
-def take_queries(kernels: Any, source: int, head_dim: int, target: int, tile: int) -> None:
-    """Take in the sixteen query rows at `source` as the `tile`-th tile of lanes."""
+def take_queries(kernels: Any, source: int, head_dim: int, lanes: int, target: int, tile: int) -> None:
+    """Take in the first `lanes` of the sixteen query rows at `source` as the `tile`-th tile of lanes."""
     raise NotImplementedError("compiled code only")
 
 
 @variant(take_queries)
-def _take_queries(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> Any:
+def _take_queries(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any, tile: Any) -> Any:
     if tile_attention(kernels):
-        return lambda kernels, source, head_dim, target, tile: pack_queries(source, head_dim, target, tile)
+        return lambda kernels, source, head_dim, lanes, target, tile: pack_queries(source, head_dim, target, tile)
     if float32_inputs(kernels):
 
-        def float32(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> None:
-            for index in range(0, 16 * head_dim, 16):
+        def float32(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any, tile: Any) -> None:
+            for index in range(0, lanes * head_dim, 16):
                 simd.store_floats(target + (tile * 16 * head_dim + index) * 4, simd.load_floats(source + index * 4))
 
         return float32
 
-    def bfloat16(kernels: Any, source: Any, head_dim: Any, target: Any, tile: Any) -> None:
-        for index in range(0, 16 * head_dim, 16):
+    def bfloat16(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any, tile: Any) -> None:
+        for index in range(0, lanes * head_dim, 16):
             simd.store_floats(target + (tile * 16 * head_dim + index) * 4, simd.load_bf16(source + index * 2))
 
     return bfloat16
+
+
+def clear(kernels: Any, state: int, head_dim: int, lanes: int) -> None:
+    """Make a state of `lanes` lanes, the first ones of a tile, an empty one."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(clear)
+def _clear(kernels: Any, state: Any, head_dim: Any, lanes: Any) -> Any:
+    if tile_attention(kernels):
+        return lambda kernels, state, head_dim, lanes: clear_lines(state, head_dim, head_dim)
+    return lambda kernels, state, head_dim, lanes: clear_lines(state, head_dim, lanes * head_dim >> 4)
 
 
 def attend_span(

@@ -67,14 +67,14 @@ def plan_attention(
 ) -> AttentionPlan:
     """The plan of a checked batch for heads in groups of `group`.
 
-    A decode is one task, unless it shares spans, or is so long that its threads would wait for it: then each span is
+    A decode is one task, unless it shares spans, or is so long that other threads would wait for it: then each span is
     one, and the partial states are merged in the order of the spans.
     """
     decodes = batch.num_decodes
     lengths = batch.context_lens[:decodes].astype(np.int64)
     spans = -(-lengths // f.SPAN)
     shared = shared_spans(batch.block_tables[:decodes], (lengths - 1) // f.SPAN, block_tokens)
-    split = spans > max(1, int(spans.sum()) * kv_heads // (8 * threads))
+    split = (spans > max(1, int(spans.sum()) * kv_heads // (8 * threads))) & (threads > 1)
     for _, rows in shared:
         split[rows] = True
     counts = np.where(split, spans, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.attention_alone import SCORE_ROW, scores_in_place, values_in_place
+from decoder.kernels.attention_alone import SCORE_ROW, ask_ahead, scores_in_place, values_in_place
 from decoder.kernels.attention_panels import VALUE_SCALES, take_panel
 from decoder.kernels.attention_softmax import cap_row, multiply_row, softmax
 from decoder.kernels.attention_state import AHEAD, merge_rows, prefetch_rows
@@ -97,6 +97,8 @@ def attend_tile(
     statistics, scale = scratch + frame[AT_STATISTICS], simd.load_float(frame[SCALE])
     for row in range(rows):
         line, bound = table + row * SCORE_ROW, np.int64(simd.load_int32(limits + row * 4)) - start
+        if alone:
+            ask_ahead(kernels, frame, scratch, begin, keys, rows, row)
         multiply_row(kernels, line, begin, keys, scratch + frame[AT_WEIGHTS])
         if frame[SCORE_CAP]:
             cap_row(line, begin, keys, frame[SCORE_CAP])

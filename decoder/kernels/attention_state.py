@@ -35,11 +35,12 @@ def prefetch_rows(frame: Any, plane: int, sequence: int, token: int, end: int) -
 
 
 @kernel
-def clear(state: int, head_dim: int) -> None:
-    """An empty state, of either layout."""
-    for row in range(head_dim + 2):
-        simd.store_floats(state + row * 64, simd.splat(np.float32(0.0)))
+def clear_lines(state: int, head_dim: int, lines: int) -> None:
+    """An empty state, of either layout, whose sums that are used lie in the first `lines` lines of 64 bytes."""
+    for line in range(lines):
+        simd.store_floats(state + line * 64, simd.splat(np.float32(0.0)))
     simd.store_floats(state + head_dim * 64, simd.splat(NOTHING))
+    simd.store_floats(state + head_dim * 64 + 64, simd.splat(np.float32(0.0)))
 
 
 @kernel

@@ -2,7 +2,7 @@
 
 So a product takes sixteen keys as one vector, and few query rows waste no lane. Elements are interleaved within the
 128-bit parts of registers; the narrower they are, the fewer steps it takes. With registers of sixteen lanes a whole
-cache line of each row is taken at once. Called by `attention_rows.py`.
+cache line of each row is taken at once. Called by `attention_panels.py` and `half_panels.py`.
 """
 
 # Types inside kernels are inferred by numba.
@@ -44,7 +44,7 @@ def _joined(builder: Any, parts: list[Any]) -> Any:
     return parts[0]
 
 
-def _transposed(builder: Any, vectors: list[Any]) -> list[Any]:
+def transposed(builder: Any, vectors: list[Any]) -> list[Any]:
     """Each 128-bit part of as many vectors as it has elements, transposed: vector c has the c-th element of each."""
     width, size = len(vectors), vectors[0].type.count
     low, high, half = _interleaving(size, width, False), _interleaving(size, width, True), width // 2
@@ -61,7 +61,7 @@ def _load(builder: Any, source: Any, stride: Any, row: int, kind: Any) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def _store(builder: Any, target: Any, offset: int, vector: Any) -> None:
+def store_vector(builder: Any, target: Any, offset: int, vector: Any) -> None:
     address = builder.add(target, _I64(offset))
     builder.store(vector, builder.inttoptr(address, vector.type.as_pointer()), align=1)
 
@@ -75,8 +75,8 @@ def _columns(bits: int) -> Any:
         source, stride, target = args
         rows = [_load(builder, source, stride, row, chunk) for row in range(_LANES)]
         vectors = [_joined(builder, rows[first::width]) for first in range(width)]
-        for column, vector in enumerate(_transposed(builder, vectors)):
-            _store(builder, target, column * 2 * bits, vector)
+        for column, vector in enumerate(transposed(builder, vectors)):
+            store_vector(builder, target, column * 2 * bits, vector)
 
     return function(f"columns_{bits}", 3, emit)
 
@@ -89,10 +89,10 @@ def _line_columns(bits: int) -> Any:
     def emit(builder: Any, args: Any) -> None:
         source, stride, target = args
         rows = [_load(builder, source, stride, row, chunk) for row in range(_LANES)]
-        groups = [_transposed(builder, rows[first : first + width]) for first in range(0, _LANES, width)]
+        groups = [transposed(builder, rows[first : first + width]) for first in range(0, _LANES, width)]
         for column, parts in enumerate(zip(*groups, strict=True)):
             for part, vector in _by_part(builder, parts, width):
-                _store(builder, target, (part * width + column) * 2 * bits, vector)
+                store_vector(builder, target, (part * width + column) * 2 * bits, vector)
 
     return function(f"line_columns_{bits}", 3, emit)
 

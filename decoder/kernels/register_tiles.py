@@ -23,8 +23,8 @@ from decoder.kernels.registers import VECTORS
 
 _I64 = ir.IntType(64)
 PARTS: Final = 2 if VECTORS < 32 else 1
-_PART = ir.VectorType(ir.FloatType(), simd.LANES // PARTS)
-_FMA: Final = f"llvm.fma.v{_PART.count}f32"
+PART = ir.VectorType(ir.FloatType(), simd.LANES // PARTS)
+_FMA: Final = f"llvm.fma.v{PART.count}f32"
 
 
 def wide(rows: int) -> int:
@@ -38,9 +38,20 @@ _WIDE: Final = (1, *(wide(rows) for rows in range(1, 7)))
 
 def _part(builder: Any, vector: Any, part: int) -> Any:
     """Those lanes of a vector that one register holds."""
-    first = part * _PART.count
-    order = ir.Constant(ir.VectorType(ir.IntType(32), _PART.count), list(range(first, first + _PART.count)))
+    first = part * PART.count
+    order = ir.Constant(ir.VectorType(ir.IntType(32), PART.count), list(range(first, first + PART.count)))
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order)
+
+
+def split(builder: Any, vector: Any) -> list[Any]:
+    """The parts of a vector, each in a register of its own."""
+    return [_part(builder, vector, part) for part in range(PARTS)]
+
+
+def load_address(builder: Any, entries: Any, index: int) -> Any:
+    """The `index`-th address of the list at `entries`."""
+    place = builder.add(entries, _I64(8 * index))
+    return builder.load(builder.inttoptr(place, _I64.as_pointer()), align=8)
 
 
 def _splat(builder: Any, address: Any) -> Any:
@@ -48,18 +59,19 @@ def _splat(builder: Any, address: Any) -> Any:
 
 
 def add_products(
-    builder: Any, rows: int, vectors: int, sums: list[Any], number: Callable[[int], Any], vector: Callable[[int], Any]
+    builder: Any,
+    rows: int,
+    vectors: int,
+    sums: list[Any],
+    number: Callable[[int], Any],
+    parts_of: Callable[[int], list[Any]],
 ) -> list[Any]:
-    """`sums` [row, vector, part] plus the products of each row's number, spread, with each vector."""
+    """`sums` [row, vector, part] plus the products of each row's number, spread, with each vector's parts."""
     results: list[Any] = [None] * len(sums)
-
-    def parts_of(index: int) -> list[Any]:
-        loaded = vector(index)
-        return [_part(builder, loaded, part) for part in range(PARTS)]
 
     def add(row: int, index: int, part: int, x: Any, y: Any) -> None:
         place = (row * vectors + index) * PARTS + part
-        results[place] = simd._call(builder, _FMA, _PART, [x, y, sums[place]])
+        results[place] = simd._call(builder, _FMA, PART, [x, y, sums[place]])
 
     # The fewer operands are held, the others come one by one: both do not fit beside the sums.
     if rows > vectors * PARTS:
@@ -86,15 +98,26 @@ def add_incoming(phis: list[tuple[Any, Any, Any]], outside: Any, again: Any) -> 
 
 def zero_sums(rows: int, vectors: int) -> list[Any]:
     """Sums of `rows` by `vectors` vectors, in parts, before the first step."""
-    return [ir.Constant(_PART, [0.0] * _PART.count)] * (rows * vectors * PARTS)
+    return [ir.Constant(PART, [0.0] * PART.count)] * (rows * vectors * PARTS)
+
+
+def load_sums(builder: Any, rows: int, vectors: int, c: Any, c_row: Any) -> list[Any]:
+    """The sums that `store_sums` has written."""
+    return [builder.load(place, align=4) for place in _places(builder, rows, vectors, c, c_row)]
+
+
+def _places(builder: Any, rows: int, vectors: int, c: Any, c_row: Any) -> list[Any]:
+    places = []
+    for row, vector, part in itertools.product(range(rows), range(vectors), range(PARTS)):
+        offset = builder.add(builder.mul(c_row, _I64(row)), _I64(vector * 64 + part * PART.count * 4))
+        places.append(builder.inttoptr(builder.add(c, offset), PART.as_pointer()))
+    return places
 
 
 def store_sums(builder: Any, rows: int, vectors: int, sums: list[Any], c: Any, c_row: Any) -> None:
     """Write sums [row, vector, part] as rows of float32 at `c`, `c_row` bytes apart."""
-    for place, (row, vector, part) in enumerate(itertools.product(range(rows), range(vectors), range(PARTS))):
-        offset = builder.add(builder.mul(c_row, _I64(row)), _I64(vector * 64 + part * _PART.count * 4))
-        pointer = builder.inttoptr(builder.add(c, offset), _PART.as_pointer())
-        builder.store(sums[place], pointer, align=4)
+    for value, place in zip(sums, _places(builder, rows, vectors, c, c_row), strict=True):
+        builder.store(value, place, align=4)
 
 
 def tiles(name: str, operands: int, emit_tile: Callable[[Any, int, int, Any], None]) -> Any:
@@ -153,7 +176,7 @@ def _emit_tile(builder: Any, rows: int, vectors: int, args: Any) -> None:
     results = add_products(
         builder, rows, vectors, sums,
         lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
-        lambda vector: simd._emit_load_f32(builder, builder.add(b_vectors[vector], offset)),
+        lambda vector: split(builder, simd._emit_load_f32(builder, builder.add(b_vectors[vector], offset))),
     )  # fmt: skip
     following = builder.add(step, _I64(1))
     further = builder.add(offset, b_step)

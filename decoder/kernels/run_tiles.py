@@ -14,14 +14,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 from llvmlite import ir
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import made_kernel, variant
+from decoder.kernels.compiled import kernel, made_kernel, variant
+from decoder.kernels.frame import SPAN
+from decoder.kernels.half_panels import FORMS, half_tile, packed_by_halves
 from decoder.kernels.register_tiles import (
+    PARTS,
     add_incoming,
     add_products,
+    load_address,
+    load_sums,
     rows_at_once,
+    split,
     store_sums,
     tiles,
     vectors_at_once,
@@ -33,6 +40,7 @@ _I64 = ir.IntType(64)
 _Load = Callable[[Any, Any], Any]
 _PLACE: Final = 8  # bytes of an address in a list of runs
 _LINE: Final = 64
+_TOGETHER: Final = 8192  # bytes of values that all tiles take before the next ones, if they are 32 keys at least
 _TURN: Final = 4  # steps of a panel that are one turn of a loop
 _LOADS: Final[dict[type, tuple[_Load, int]]] = {
     Float32Storage: (simd._emit_load_f32, 4),
@@ -43,16 +51,12 @@ _LOADS: Final[dict[type, tuple[_Load, int]]] = {
 }
 
 
-def _load_address(builder: Any, place: Any) -> Any:
-    return builder.load(builder.inttoptr(place, _I64.as_pointer()), align=8)
-
-
 def _moved(builder: Any, starts: list[Any], offset: Any, index: int) -> Any:
     return builder.add(starts[index], offset)
 
 
-def _loaded(builder: Any, load: _Load, starts: list[Any], offset: Any, index: int) -> Any:
-    return load(builder, builder.add(starts[index], offset))
+def _loaded(builder: Any, load: _Load, starts: list[Any], offset: Any, index: int) -> list[Any]:
+    return split(builder, load(builder, builder.add(starts[index], offset)))
 
 
 def _panel_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
@@ -65,7 +69,7 @@ def _panel_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
         a, a_row, b, b_vector, steps, ahead, c, c_row = args
         a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
         b_vectors = [builder.add(b, builder.mul(b_vector, _I64(vector))) for vector in range(vectors)]
-        wanted = [_load_address(builder, builder.add(ahead, _I64(_PLACE * vector))) for vector in range(vectors)]
+        wanted = [load_address(builder, ahead, vector) for vector in range(vectors)]
         first = zero_sums(rows, vectors)
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
@@ -92,21 +96,22 @@ def _panel_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
 def _run_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
     """c[rows, vectors * 16] = a[rows, begin to end] by the same steps of the runs, `size` bytes an element.
 
-    `skip` is the bytes from a run's start to the vectors, `ahead` those in the list to the run to ask for.
+    Where registers are few, the sums go on from those at `c`. `skip` is the bytes from a run's start to the vectors,
+    `ahead` those in the list to the run to ask for.
     """
 
     def emit(builder: Any, rows: int, vectors: int, args: Any) -> None:
         a, a_row, runs, skip, b_step, begin, end, ahead, c, c_row = args
         a_rows = [builder.add(a, builder.mul(a_row, _I64(row))) for row in range(rows)]
-        first = zero_sums(rows, vectors)
+        first = load_sums(builder, rows, vectors, c, c_row) if PARTS > 1 else zero_sums(rows, vectors)
         entry, run, loop, over, after = builder.block, *(builder.append_basic_block() for _ in range(4))
         builder.branch(run)
 
         builder.position_at_end(run)
         start, before = builder.phi(_I64), [builder.phi(value.type) for value in first]
         place = builder.add(runs, builder.mul(builder.ashr(start, _I64(4)), _I64(_PLACE)))
-        here = _load_address(builder, place)
-        apart = builder.sub(_load_address(builder, builder.add(place, ahead)), here)
+        here = load_address(builder, place, 0)
+        apart = builder.sub(load_address(builder, builder.add(place, ahead), 0), here)
         inside = builder.mul(builder.and_(start, _I64(15)), b_step)
         source = builder.add(builder.add(here, skip), inside)
         whole = builder.add(builder.or_(start, _I64(15)), _I64(1))
@@ -120,7 +125,7 @@ def _run_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
         results = add_products(
             builder, rows, vectors, sums,
             lambda row: builder.add(a_rows[row], builder.shl(step, _I64(2))),
-            lambda vector: load(builder, builder.add(address, _I64(vector * 16 * size))),
+            lambda vector: split(builder, load(builder, builder.add(address, _I64(vector * 16 * size)))),
         )  # fmt: skip
         following, further = builder.add(step, _I64(1)), builder.add(address, b_step)
         add_incoming(
@@ -137,10 +142,10 @@ def _run_tile(load: _Load, size: int) -> Callable[[Any, int, int, Any], None]:
     return emit
 
 
-def _of_panels(load: _Load, size: int) -> Any:
-    tile = tiles(f"panels_{load.__name__}", 8, _panel_tile(load, size))
+def _of_panels(name: str, emit_tile: Callable[[Any, int, int, Any], None]) -> Any:
+    tile = tiles(f"panels_{name}", 8, emit_tile)
 
-    @made_kernel(load.__name__)
+    @made_kernel(name)
     def product(
         a: int, a_row: int, rows: int, b: int, b_vector: int, vectors: int, steps: int, ahead: int, c: int, c_row: int
     ) -> None:
@@ -167,22 +172,57 @@ def _of_runs(load: _Load, size: int) -> Any:
         a: int, a_row: int, rows: int, runs: int, b_step: int, vectors: int, begin: int, end: int, ahead: int, c: int,
         c_row: int,
     ) -> None:  # fmt: skip
-        row = 0
-        while row < rows:
-            height, vector = rows_at_once(rows - row), 0
-            while vector < vectors:
-                count = vectors_at_once(height, vectors - vector)
-                tile(
-                    height, count, a + row * a_row, a_row, runs, vector * 16 * size, b_step, begin, end, ahead,
-                    c + row * c_row + vector * 64, c_row,
-                )  # fmt: skip
-                vector += count
-            row += height
+        together = _keys_of_all_tiles(vectors * 16 * size)
+        if PARTS > 1:
+            _clear_rows(c, c_row, rows, vectors)
+        while begin < end:
+            stop, row = min(end, (begin // together + 1) * together), 0
+            while row < rows:
+                height, vector = rows_at_once(rows - row), 0
+                while vector < vectors:
+                    count = vectors_at_once(height, vectors - vector)
+                    tile(
+                        height, count, a + row * a_row, a_row, runs, vector * 16 * size, b_step, begin, stop, ahead,
+                        c + row * c_row + vector * 64, c_row,
+                    )  # fmt: skip
+                    vector += count
+                row += height
+            begin = stop
 
     return product
 
 
-_PANELS: Final = {kind: _of_panels(*load) for kind, load in _LOADS.items()}
+@kernel
+def _keys_of_all_tiles(row_bytes: int) -> int:
+    """Keys of values that all tiles take before the next ones, a power of two: their lines stay in the cache.
+
+    With registers of sixteen lanes tiles are so wide that each takes whole lines, of the whole span.
+    """
+    if PARTS == 1:
+        return SPAN
+    keys = SPAN
+    while keys * row_bytes > _TOGETHER and keys > 32:
+        keys >>= 1
+    return keys
+
+
+@kernel
+def _clear_rows(c: int, c_row: int, rows: int, vectors: int) -> None:
+    """Zeros for `rows` rows of `vectors` vectors."""
+    for row in range(rows):
+        for vector in range(vectors):
+            simd.store_floats(c + row * c_row + vector * 64, simd.splat(np.float32(0.0)))
+
+
+_PANELS: Final = {
+    kind: _of_panels(load.__name__, _panel_tile(load, size))
+    for kind, (load, size) in _LOADS.items()
+    if not packed_by_halves(kind)
+} | {
+    kind: _of_panels(f"halves_{kind.__name__}", half_tile(form))
+    for kind, form in FORMS.items()
+    if packed_by_halves(kind)
+}
 _RUNS: Final = {kind: _of_runs(*load) for kind, load in _LOADS.items()}
 
 

@@ -259,12 +259,17 @@ def _emit_store_int8(builder: Any, address: Any, vector: Any) -> Any:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
+def emit_e4m3_as_f16(builder: Any, raw: Any) -> Any:
+    """The bits of float16 numbers that are stored e4m3 numbers times 2**-8."""
+    # Moved, the bits are those of the smaller number, of a subnormal one too; a moved sign is there twice.
+    kind = ir.VectorType(_I16, raw.type.count)
+    moved = builder.shl(builder.sext(raw, kind), ir.Constant(kind, [7] * kind.count))
+    return builder.and_(moved, ir.Constant(kind, [0xBFFF] * kind.count))
+
+
 def _emit_load_e4m3(builder: Any, address: Any) -> Any:
-    # With its bits moved an e4m3 number is a float16 number 2**8 times smaller, subnormal ones too; a moved sign is
-    # there twice.
-    wide = builder.sext(builder.load(_pointer(builder, address, _VI8), align=1), _VI16)
-    bits = builder.and_(builder.shl(wide, _splat_constant(_VI16, 7)), _splat_constant(_VI16, 0xBFFF))
-    return builder.fpext(builder.bitcast(bits, _VF16), _VF32)
+    raw = builder.load(_pointer(builder, address, _VI8), align=1)
+    return builder.fpext(builder.bitcast(emit_e4m3_as_f16(builder, raw), _VF16), _VF32)
 
 
 def _emit_store_e4m3(builder: Any, address: Any, vector: Any) -> Any:

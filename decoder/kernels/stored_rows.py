@@ -172,10 +172,21 @@ def _stored_bytes(kernels: Any) -> Any:
 
 
 @kernel
+def table_entry(frame: Any, sequence: int, token: int) -> int:
+    """Where the tables name the block of a sequence's token; the next entry is that of the tokens after the block's."""
+    return frame[TABLES] + (sequence * frame[TABLE_WIDTH] + token // frame[BLOCK_TOKENS]) * 4
+
+
+@kernel
+def entry_address(frame: Any, entry: int) -> int:
+    """Where the block starts that an entry of the tables names."""
+    return frame[ARENA] + np.int64(simd.load_int32(entry)) * frame[BLOCK_BYTES]
+
+
+@kernel
 def block_address(frame: Any, sequence: int, token: int) -> int:
     """Where the block of a sequence's token starts."""
-    entry = frame[TABLES] + (sequence * frame[TABLE_WIDTH] + token // frame[BLOCK_TOKENS]) * 4
-    return frame[ARENA] + np.int64(simd.load_int32(entry)) * frame[BLOCK_BYTES]
+    return entry_address(frame, table_entry(frame, sequence, token))
 
 
 @kernel

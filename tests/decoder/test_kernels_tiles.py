@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from decoder.kernels import sets
 from decoder.kernels.compiled import entry
+from decoder.kernels.half_panels import pack_keys, panel_bytes
 from decoder.kernels.panels import pack_panel
 from decoder.kernels.register_tiles import float_product, wide
 from decoder.kernels.registers import VECTORS, count_vectors
@@ -36,6 +38,18 @@ def _runs(kernels: Any, a: int, rows: int, runs: int, vectors: int, begin: int, 
 @entry
 def _panel(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> None:
     pack_panel(kernels, source, stride, head_dim, target)
+
+
+@entry
+def _pack(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> int:
+    pack_keys(kernels, source, stride, head_dim, target)
+    return panel_bytes(kernels, head_dim)
+
+
+@entry
+def _products(kernels: Any, a: int, rows: int, panels: int, vectors: int, head_dim: int, ahead: int, c: int) -> None:
+    size = panel_bytes(kernels, head_dim)
+    product_of_panels(kernels, a, head_dim * 4, rows, panels, size, vectors, head_dim, ahead, c, vectors * 64)
 
 
 def _one_by_one(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -106,6 +120,50 @@ def test_a_panel_is_a_transpose(storage: sets.Storage, kind: type, head_dim: int
     _panel(kernels, numbers.ctypes.data, numbers.strides[0], head_dim, panel.ctypes.data)
     assert np.array_equal(panel[:head_dim], numbers[:, :head_dim].T)
     assert not panel[head_dim].any()
+
+
+def _stored_keys(storage: sets.Storage, rows: int, head_dim: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Random stored elements, and the numbers that a product takes them for."""
+    numbers = torch.randn((rows, head_dim), generator=torch.Generator().manual_seed(4))
+    if isinstance(storage, sets.Int8Storage):
+        whole = (numbers * 40).clamp(-128, 127).to(torch.int8)
+        return whole.numpy(), whole.float().numpy()
+    if isinstance(storage, sets.Float8Storage):
+        small = numbers.to(torch.float8_e4m3fn)
+        return small.view(torch.uint8).numpy(), small.float().numpy() / 256
+    kinds = {sets.Float16Storage: torch.float16, sets.Bfloat16Storage: torch.bfloat16}
+    stored = numbers.to(kinds.get(type(storage), torch.float32))
+    return stored.view(torch.int32 if stored.itemsize == 4 else torch.int16).numpy(), stored.float().numpy()
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize(
+    "storage",
+    [
+        sets.Float32Storage(), sets.Bfloat16Storage(), sets.Float16Storage(), sets.Int8Storage(), sets.Float8Storage(),
+    ],
+)  # fmt: skip
+def test_keys_of_every_storage_are_multiplied_step_by_step(storage: sets.Storage, head_dim: int) -> None:
+    """Products by packed keys have the bits of those by their numbers; no panel is written past its bytes."""
+    vectors, kernels = 5, sets.Float32Kernels(storage)
+    stored, numbers = _stored_keys(storage, vectors * 16, head_dim)
+    apart = np.zeros((vectors * 16, head_dim + 32), stored.dtype)
+    apart[:, :head_dim] = stored
+    memory = np.full(vectors * 16 * head_dim * 4 + 4096, 7, np.uint8)
+    start, size = memory.ctypes.data, 0
+    for vector in range(vectors):
+        source = apart[vector * 16 :].ctypes.data
+        size = _pack(kernels, source, apart.strides[0], head_dim, start + vector * size)
+    assert (memory[vectors * size :] == 7).all()
+    a = np.random.default_rng(5).standard_normal((7, head_dim), np.float32)
+    anywhere = np.full(vectors, start, np.int64)
+    for rows in (1, 3, 4, 7):
+        sums = np.ones((rows + 1, vectors * 16), np.float32)
+        _products(
+            kernels, a.ctypes.data, rows, start, vectors, head_dim, anywhere.ctypes.data, sums.ctypes.data
+        )  # fmt: skip
+        assert np.array_equal(sums[:rows], _one_by_one(a[:rows], np.ascontiguousarray(numbers.T)))
+        assert (sums[rows] == 1.0).all()
 
 
 def test_sums_leave_room_in_the_registers() -> None:
