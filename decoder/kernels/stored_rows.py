@@ -2,8 +2,8 @@
 
 A row is one token's keys, or values, of one head. A quantised row has a bfloat16 scale beside it, the largest magnitude
 over that of the element type, rounded up (see `common/layout.py`); a row that holds a NaN or an infinity gets a NaN, so
-all of it is read as NaN. Keys in fp8 have the best of eight scales from there on (`_fitted_scale`). Called by `rows.py`
-and by attention.
+all of it is read as NaN. Keys in fp8 have the best of sixteen scales from there on (`_fitted_scale`). Called by
+`rows.py` and by attention.
 """
 
 # Types inside kernels are inferred by numba.
@@ -43,13 +43,13 @@ def _scale_of(source: Any, head_dim: Any, peak: Any) -> Any:
 
 @inlined
 def _fitted_scale(source: Any, head_dim: Any) -> Any:
-    """Of the scale for e4m3 and of it times 9/8 to 15/8 that with the least squared error of the row, the first of
+    """Of the scale for e4m3 and of it times 17/16 to 31/16 that with the least squared error of the row, the first of
     equals. Errors are counted in whole units of a quarter of the scale's power of two, so that the sum is exact."""
     least = _scale_of(source, head_dim, E4M3_PEAK)
     unit = simd.misfit_unit(least)
     scale, error = least, np.float32(np.inf)
-    for eighths in range(8):
-        tried = simd.widened_scale(least, np.float32(1.0) + np.float32(eighths) * np.float32(0.125))
+    for sixteenths in range(16):
+        tried = simd.widened_scale(least, np.float32(1.0) + np.float32(sixteenths) * np.float32(0.0625))
         inverse = simd.div(simd.splat(np.float32(1.0)), tried)
         total = simd.splat(np.float32(0.0))
         for column in range(0, head_dim, 16):

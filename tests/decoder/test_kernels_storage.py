@@ -106,7 +106,7 @@ def test_quantised_rows_lie_within_half_a_step(kind: type[sets.Storage], gain: f
 
 
 @pytest.mark.parametrize("gain", [1e-37, 1e-30, 1e-6, 1.0, 1e6, 1e37])
-def test_keys_in_e4m3_have_the_best_of_eight_scales(gain: float) -> None:
+def test_keys_in_e4m3_have_the_best_of_sixteen_scales(gain: float) -> None:
     """Bit for bit as the oracle's; the error that is left is well below that of the least scale, which values keep."""
     values = (np.random.default_rng(4).standard_normal((400, HEAD_DIM)) * gain).astype(np.float32)
     stored, scales, back = quantized_round_trip(sets.Float8Storage(), values, keys=True)
@@ -114,7 +114,7 @@ def test_keys_in_e4m3_have_the_best_of_eight_scales(gain: float) -> None:
     assert np.array_equal(scales, bfloat16.float().numpy())
     assert np.array_equal(stored, bits.view(torch.uint8).numpy())
     _, least, plain = quantized_round_trip(sets.Float8Storage(), values)
-    assert ((scales >= least) & (scales <= least * 1.9)).all() and (scales > least).mean() > 0.5
+    assert ((scales >= least) & (scales <= least * 1.96)).all() and (scales > least).mean() > 0.5
     exact = values.astype(np.float64) / gain
     error, before = (np.square(rows.astype(np.float64) / gain - exact).sum() for rows in (back, plain))
     if gain > 1e-37:  # there the least normal scale is too coarse for a choice

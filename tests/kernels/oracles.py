@@ -48,14 +48,14 @@ def norm_rotate(
 
 
 def quantize(x: torch.Tensor, kind: torch.dtype, *, keys: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row; in e4m3 that of keys is the one of eight
-    with the least squared error, counted in quarters of the power of two below the least."""
+    """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row; in e4m3 that of keys is the one of
+    sixteen with the least squared error, counted in quarters of the power of two below the least."""
     peak = 127.0 if kind == torch.int8 else 448.0
     exact = (x.float().abs().amax(-1) / peak).clamp_min(torch.finfo(torch.bfloat16).tiny)
     scale = _bfloat16_up(exact)
     if keys and kind != torch.int8:
         unit = (4 / 2.0 ** torch.floor(torch.log2(scale.double()))).clamp_max(2.0**127)
-        tried = [_bfloat16_up(scale.float() * (1 + eighths / 8)) for eighths in range(8)]
+        tried = [_bfloat16_up(scale.float() * (1 + sixteenths / 16)) for sixteenths in range(16)]
         errors = []
         for one in tried:
             y = (x.float() * (1 / one.float())[..., None]).clamp(-448, 448).to(kind).double()

@@ -119,7 +119,7 @@ def awkward_rows() -> torch.Tensor:
 
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.uint8])
 def test_quantised_bytes_are_those_of_the_definition(stored: torch.dtype) -> None:
-    """Each scale is the largest magnitude over the peak rounded up to bfloat16, or of e4m3 keys the best of eight;
+    """Each scale is the largest magnitude over the peak rounded up to bfloat16, or of e4m3 keys the best of sixteen;
     elements are rounded half to even."""
     rows = awkward_rows()
     tokens = rows.shape[0]
