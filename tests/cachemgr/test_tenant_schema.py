@@ -103,20 +103,3 @@ def test_file_of_a_later_version_is_refused(tmp_path):
     with pytest.raises(FailedPrecondition, match=f"schema {SCHEMA_VERSION + 1}"):
         TenantStore(path)
     assert version(path) == SCHEMA_VERSION + 1
-
-
-def test_a_full_disk_is_named_and_nothing_is_changed(tmp_path):
-    """A change that the disk has no room for is refused by name; the rows before it stand, and with room it is done."""
-    store = TenantStore(tmp_path / "tenants.db")
-    tenants = Tenants(store)
-    tenants.create_tenant("acme", 2)
-    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(FailedPrecondition, match="disk of the state directory is full") as raised:
-        for number in range(2_000):
-            tenants.create_tenant(f"tenant-{number}", 3)
-    assert raised.value.reason == "STATE_DISK_FULL"
-    assert number and len(store.load()[0]) == number + 1
-    store._db.execute(f"PRAGMA max_page_count={pages * 100}")
-    tenants.create_tenant(f"tenant-{number}", 4)
-    assert len(store.load()[0]) == number + 2

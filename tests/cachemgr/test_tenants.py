@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 
 import pytest
@@ -198,7 +197,7 @@ def test_full_disk_fails_one_write_and_harms_nothing(tenants, store):
     (pages,) = database.execute("PRAGMA page_count").fetchone()
     database.execute(f"PRAGMA max_page_count = {pages}")
     made = []
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(FailedPrecondition, match="disk of the state directory is full"):
         for _ in range(1000):
             made.append(tenants.create_key("acme", "x" * 64, None, 5)[1])
     database.execute("PRAGMA max_page_count = 100000")
