@@ -97,8 +97,9 @@ def _attend_tile(
     if MASKED:
         present = present & inside[:, None]
     PARTIAL: tl.constexpr = MASKED or COLUMNS != HEAD_DIM
-    # Quantised values of a decode are loaded where they are used: beside the keys they would cost it registers.
-    LATE: tl.constexpr = KIND != 0 and queries.shape[0] <= 16
+    # Quantised values of a decode are loaded where they are used: beside the keys they would cost it registers. With
+    # heads of 256 it is the other way round.
+    LATE: tl.constexpr = KIND != 0 and queries.shape[0] <= 16 and COLUMNS < 256
     k = load_rows(keys + offsets, present, PARTIAL)
     if not LATE:
         v = load_rows(values + offsets, present, PARTIAL)
