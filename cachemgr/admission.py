@@ -79,7 +79,7 @@ def acquire(state: CacheState, session_id: SessionId, asked: Ask) -> Acquired | 
         branch = kept.find(state, asked.tenant, asked.base, asked.now_ns, asked.root)
         continued = kept.base_of(state, branch, asked.base_tokens)
         span = kept.span_of(state, branch, len(continued) // TOKEN_BYTES)
-        ask = asked._replace(tokens=continued + asked.tokens, prefix=span or asked.prefix)
+        ask = asked._replace(tokens=continued + asked.tokens, prefix=span)
     ask.check()
     if ask.will_keep and not ask.resumed:
         kept.refuse_more(state, state.known_owner(ask.tenant), 1)

@@ -160,7 +160,8 @@ class CacheManager(ManagerAdoption, ManagerBranches, ManagerQuotas, ManagerViews
         hit or a miss unless `resumed`. `no_read` matches nothing, `no_store` never publishes. `base` names a
         kept branch of the tenant that the sequence continues, from its first `base_tokens` tokens (0: all): `tokens`
         come after those, and may be none. `will_keep` says that the sequence is to be kept at its end. Whole blocks of
-        `prefix` are looked for in, and published into, the wider tree that it names; the rest below them.
+        `prefix` are looked for in, and published into, the wider tree that it names; the rest below them. A kept branch
+        goes on in the scope that it was begun in, whatever `prefix` is.
 
         With `may_wait` the answer is `Waiting`, and no lease, where a sequence that may share with this one computes
         at least one block more of the prompt now: ask again when `take_ready_waits` has it, or without `may_wait`.

@@ -185,6 +185,10 @@ class Operations:
         """Where the first tokens lie. A request that was admitted before goes on privately where it may no longer."""
         if not request.HasField("prefix"):
             return None
+        if request.base_handle:  # its first tokens are those of the branch, which nothing here has looked at
+            raise InvalidArgument(
+                "acquire.prefix", "a kept branch goes on in the scope that it was begun in; allowed is none"
+            )
         try:
             return resolve_prefix(self._tenants, tenant, key, request.prefix, request.tokens, "acquire.prefix")
         except PermissionDenied:

@@ -46,6 +46,7 @@ MAX_SCOPE_NAME: Final = 64
 CACHE_PRIORITY: Final = 50
 LEAST_WEIGHT: Final = 1e-6
 MAX_TTL_SECONDS: Final = 100 * 365.25 * 86_400
+_PRIVATE_SCOPES: Final = (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE)
 _MODES: Final = {
     inference_pb2.SPECULATION_MODE_PROMPT_LOOKUP: SpeculationMode.PROMPT_LOOKUP,
     inference_pb2.SPECULATION_MODE_DRAFT_MODEL: SpeculationMode.DRAFT_MODEL,
@@ -164,6 +165,8 @@ def _check_session(submit: decode_pb2.Submit) -> None:
             raise InvalidArgument("session_handle", f"allowed are {HANDLE_BYTES} bytes")
         if submit.sampling.HasField("n") and submit.sampling.n != 1:
             raise InvalidArgument("sampling.n", "allowed is 1 where a kept conversation is continued")
+        if submit.cache.scope not in _PRIVATE_SCOPES:
+            raise InvalidArgument("cache.scope", "allowed is none where a kept conversation is continued")
     elif submit.session_tokens:
         raise InvalidArgument("session_tokens", "allowed is none without session_handle")
     if not 0 <= submit.keep_seconds < float("inf"):
@@ -251,7 +254,7 @@ def _scope(cache: inference_pb2.Cache, num_prompt: int) -> ScopePrefix | None:
     if cache.scope == common_pb2.SCOPE_PUBLIC:
         _whole("cache.public_tokens", cache.public_tokens, 0, num_prompt)
         return ScopePrefix("", cache.public_tokens)
-    if cache.scope not in (common_pb2.SCOPE_UNSPECIFIED, common_pb2.SCOPE_PRIVATE):
+    if cache.scope not in _PRIVATE_SCOPES:
         raise InvalidArgument("cache.scope", "allowed are the private, the group and the public scope")
     _whole("cache.public_tokens", cache.public_tokens, 0, 0)
     return None

@@ -7,6 +7,7 @@ import pytest
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from common.errors import ResourceExhausted
+from tests.cachemgr.core_rig import span_of
 from tests.cachemgr.kept_rig import KeptRig
 
 B = 4
@@ -103,6 +104,16 @@ def test_a_conversation_goes_on_in_the_scope_that_it_was_begun_in(cut: int) -> N
     rig.finish(sequence)
     rig.drop(b"k")
     rig.quiet()
+
+
+def test_a_private_conversation_puts_nothing_into_a_wider_scope() -> None:
+    """Whatever prefix comes with its continuation: its first tokens are those of the branch, which nobody approved."""
+    rig = KeptRig(num_blocks=32)
+    rig.kept(range(10, 10 + 2 * B), b"k", ttl_ns=10**12)
+    rig.finish(rig.resume(b"k", [7] * B, prefix=span_of(TEAM, B)))
+    assert {view.tenant for view in rig.manager.list_prefixes().items} == {A}
+    rig.finish(rig.acquire(range(50, 50 + 2 * B), scope=TEAM, num_tokens=B))  # the control: a new sequence does
+    assert {view.tenant for view in rig.manager.list_prefixes().items} == {A, TEAM}
 
 
 @pytest.mark.parametrize("cut", [2 * B + 1, 2 * B, B + 2, 3])

@@ -338,3 +338,31 @@ def test_a_kept_conversation_goes_on_in_its_group_while_its_tenant_is_a_member()
         await branches.DropBranch(cache_pb2.DropBranchRequest(grant=first, handle=handle))
 
     run(body)
+
+
+@pytest.mark.parametrize("scope", [prefix(PUBLIC, len(SYSTEM)), prefix(PUBLIC), prefix(GROUP, len(SYSTEM), "team")])
+def test_no_scope_is_named_with_a_kept_conversation(scope: common_pb2.ScopePrefix) -> None:
+    """The new tokens may be an approved prefix or a group's; the first ones are the branch's. Refused, nothing listed;
+    the control: the same tokens without the handle are let in."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        (grant,) = await tenants(rig, "a")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a"]))
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=SYSTEM))
+        held = await lease(decoder, grant, list(range(90, 102)))
+        done = {"lease_id": held.lease_id, "sealed_tokens": 12, "release": True, "keep_seconds": 60.0}
+        handle = (await decoder.ask(report=report_request(done))).report.kept[0].handle
+        for resumed in (False, True):
+            denied = await refusal(decoder, grant, PROMPT, prefix=scope, base_handle=handle, resumed=resumed)
+            assert (denied.code, denied.metadata["field"]) == (
+                grpc.StatusCode.INVALID_ARGUMENT.value[0],
+                "acquire.prefix",
+            )
+        listed = (await rig.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes
+        assert {item.tenant for item in listed} == {"a"}
+        await serve(decoder, grant, PROMPT, prefix=scope)
+        listed = (await rig.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes
+        assert len({item.tenant for item in listed}) == 2
+
+    run(body)

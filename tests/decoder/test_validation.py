@@ -197,6 +197,19 @@ def test_a_draft_model_is_used_where_there_is_one() -> None:
     assert caught.value.metadata == {"field": "speculation.mode"}
 
 
+def test_a_kept_conversation_goes_on_in_its_own_scope() -> None:
+    """With a handle no wider scope may be named, whichever; the private one may, and without a handle each may."""
+    handle = {"session_handle": bytes(16)}
+    group = {"cache__scope": common_pb2.SCOPE_GROUP, "cache__scope_name": "team"}
+    public = {"cache__scope": common_pb2.SCOPE_PUBLIC}
+    for wider in (group, public):
+        with pytest.raises(InvalidArgument) as caught:
+            accept(**handle, **wider)
+        assert caught.value.field == "cache.scope"
+        assert accept(**wider).scope is not None
+    assert accept(**handle, cache__scope=common_pb2.SCOPE_PRIVATE).scope is None
+
+
 def test_prompt_logprobs_read_nothing_from_the_cache_and_have_bounds() -> None:
     """They are computed anew; so many as no message would carry, or of a kept conversation, are refused by name."""
     found = accept(output__prompt_logprobs=0)
