@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 
 from cli.admin_plain import as_plain
-from cli.client import NO_NODE, find_state
+from cli.client import NO_NODE
 from cli.errors import CommandError
 from cli.failures import explain_failure
 from cli.files import read_key
-from cli.node_phase import describe_phase
+from cli.node_address import find_state
+from cli.node_phase import describe_silence
 from common.interceptors import error_from_rpc
 from common.paths import StatePaths
 from common.rpc import bearer_metadata, open_sync_channel, unix_target
@@ -97,7 +99,7 @@ class AdminClient:
         return items
 
     def _failure(self, error: grpc.RpcError) -> CommandError:
-        absent = (None if self._own is None else describe_phase(self._own)) or ABSENT
+        absent = ABSENT if self._own is None else describe_silence(self._own, "cache manager", os.environ)
         message = explain_failure(error, self._target, absent, flags=FLAGS)
         advice = ADVICE.get(error_from_rpc(error).reason)
         return CommandError(message if advice is None else f"{message}; {advice}")

@@ -21,16 +21,16 @@ import grpc
 from cli.errors import EXIT_USAGE, CommandError
 from cli.failures import explain_failure
 from cli.files import read_authority, read_key
-from cli.node_phase import describe_phase
+from cli.node_address import find_state, require_address
+from cli.node_phase import describe_phase, describe_silence
 from common.interceptors import error_from_rpc
-from common.paths import StatePaths, default_state_dir
+from common.paths import StatePaths
 from common.rpc import bearer_metadata, open_sync_channel
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
 MIN_RATE_TOKENS, MIN_RATE_SECONDS = 16, 0.05  # of a shorter answer the rate would say more about messages than tokens
 TOKENIZE_SECONDS = 30.0
-DEFAULT_ENDPOINT = "127.0.0.1:50051"
 SHORT_SECONDS = 2.0
 NO_TEMPLATE_FIELD = "chat"  # a conversation is refused as a whole where the model has no chat template
 # What a user types for the fields of a request.
@@ -90,31 +90,11 @@ class Numbers:
         return f"the answer was cut off after {max_tokens} tokens; --max-tokens N allows more"
 
 
-def find_state(given: Path | None) -> StatePaths:
-    """The state directory of the node: the one given, else that of TESSERA_STATE_DIR, else the default."""
-    named = os.environ.get("TESSERA_STATE_DIR")
-    return StatePaths(given or (Path(named).expanduser() if named else default_state_dir(os.environ)))
-
-
-def find_endpoint(paths: StatePaths, given: str | None) -> tuple[str, Path | None]:
-    """(address of the gateway, the certificate to trust): the one given, else that of the `tessera up` that runs on the
-    state directory, else the default."""
-    if given:
-        return given, None
-    try:
-        lines = paths.endpoint_file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    if not lines:
-        return DEFAULT_ENDPOINT, None
-    return lines[0], Path(lines[1]) if len(lines) > 1 else None
-
-
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Options of every command that calls the gateway."""
     group = parser.add_argument_group("connection")
     group.add_argument(
-        "--endpoint", metavar="HOST:PORT", help=f"the gateway (default: the node's own, else {DEFAULT_ENDPOINT})"
+        "--endpoint", metavar="HOST:PORT", help="the gateway (default: that of the node of the state directory)"
     )
     group.add_argument("--key-file", type=Path, metavar="FILE", help="tenant key (default <state-dir>/default.key)")
     group.add_argument("--state-dir", type=Path, metavar="DIR", help="state directory of the node")
@@ -145,13 +125,14 @@ class Client:
         self._endpoint = endpoint
         self._own = own
         self._secure = credentials is not None
-        self._metadata = bearer_metadata(key)
+        self._key = bearer_metadata(key)
         self._channel = open_sync_channel(endpoint, credentials)
         self._stub: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Client:
-        """Connect as the command line says. Raises CommandError where the key cannot be read."""
+        """Connect as the command line says. Raises CommandError where the key cannot be read, and where no address is
+        given and no node runs on the state directory."""
         paths = find_state(options.state_dir)
         named = None if options.key_file is None else "--key-file"
         phase = describe_phase(paths)
@@ -161,9 +142,10 @@ class Client:
         elif paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
             hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
         key = read_key(options.key_file or paths.default_key, named, hint)
-        endpoint, certificate = find_endpoint(paths, options.endpoint)
+        trusted = read_authority(options.tls_ca)
+        endpoint, certificate = require_address(paths, options.endpoint)
         own = None if options.endpoint else paths
-        return cls(check_text("--endpoint", endpoint), key, read_authority(options.tls_ca or certificate), own)
+        return cls(check_text("--endpoint", endpoint), key, trusted or read_authority(certificate), own)
 
     def __enter__(self) -> Client:
         return self
@@ -177,7 +159,7 @@ class Client:
         """The token ids of a text. Raises CommandError with what the server said."""
         request = inference_pb2.TokenizeRequest(model=model, text=text)
         try:
-            answer = self._stub.Tokenize(request, metadata=self._metadata, timeout=TOKENIZE_SECONDS)
+            answer = self._stub.Tokenize(request, metadata=self._metadata(), timeout=TOKENIZE_SECONDS)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         return list(answer.token_ids)
@@ -190,7 +172,7 @@ class Client:
         began = time.perf_counter()
         first = None
         lengths: Counter[int] = Counter()
-        call: Any = self._stub.Generate(request, metadata=self._metadata)
+        call: Any = self._stub.Generate(request, metadata=self._metadata())
         try:
             for response in call:
                 now = time.perf_counter()
@@ -224,7 +206,7 @@ class Client:
         request = inference_pb2.TokenizeRequest()
         request.chat.messages.add(role="user", content="?")
         try:
-            self._stub.Tokenize(request, metadata=self._metadata, timeout=SHORT_SECONDS)
+            self._stub.Tokenize(request, metadata=self._metadata(), timeout=SHORT_SECONDS)
         except grpc.RpcError as error:
             if error_from_rpc(error).metadata.get("field") == NO_TEMPLATE_FIELD:
                 return False
@@ -235,13 +217,23 @@ class Client:
         """Have the server keep a conversation no longer. Raises CommandError with what it said."""
         request = inference_pb2.DropSessionRequest(handle=handle)
         try:
-            self._stub.DropSession(request, metadata=self._metadata, timeout=SHORT_SECONDS)
+            self._stub.DropSession(request, metadata=self._metadata(), timeout=SHORT_SECONDS)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
+    def _metadata(self) -> Any:
+        """The credential of the next call. Raises CommandError where the node that it is for has ended meanwhile: what
+        listens at its address now may be anyone."""
+        if self._own is not None and require_address(self._own).endpoint != self._endpoint:
+            raise CommandError(
+                f"the node of {self._own.state_dir} has another address by now; start this command again"
+            )
+        return self._key
+
     def _failure(self, error: grpc.RpcError) -> CommandError:
         phase = None if self._own is None else describe_phase(self._own)
-        message = explain_failure(error, self._endpoint, phase or ABSENT, secure=self._secure, flags=FLAGS)
+        absent = ABSENT if self._own is None else describe_silence(self._own, "gateway", os.environ)
+        message = explain_failure(error, self._endpoint, absent, secure=self._secure, flags=FLAGS)
         failure = error_from_rpc(error)
         if phase is not None and phase not in message and failure.code is grpc.StatusCode.UNAVAILABLE:
             message += f"; {phase}"  # its gateway answers already, and has no decoder yet

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cli.child import PORT_ALONE, ChildSpec
@@ -25,7 +23,6 @@ from common.errors import TesseraError
 from common.paths import StatePaths, models_dir
 from common.rpc import unix_target
 
-SUPERVISOR_LOCK = "supervisor.lock"
 OTHER_VARIABLES = {
     f"TESSERA_{name}" for name in ("EXTRAS", "FAULTS", "GPU", "MODELS", "PUBLISH", "VERSION")
 }  # of compose.yaml
@@ -140,24 +137,3 @@ def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:
     if fetched is None:
         raise CommandError(f"no model at {model}, and none of that name is fetched (`tessera model list`)", EXIT_USAGE)
     return fetched
-
-
-@contextmanager
-def sole_supervisor(paths: StatePaths) -> Iterator[None]:
-    """Hold the lock of a state directory. Raises CommandError if another supervisor holds it or it cannot be made."""
-    try:
-        descriptor = os.open(paths.state_dir / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise CommandError(
-            f"--state-dir {paths.state_dir} cannot be used: {error.strerror}; choose a folder that is yours to write"
-        ) from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CommandError(
-                f"another `tessera up` runs on {paths.state_dir}; stop it, or choose another --state-dir"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -7,8 +7,10 @@ ended. One that a killed node left behind is known by its process, which is gone
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
+from cli.node_lock import describe_absence, is_supervised
 from common.paths import StatePaths
 
 STARTING: Final = "starting"
@@ -44,6 +46,15 @@ def describe_phase(paths: StatePaths) -> str | None:
         return None
     phase, pid = told
     return f"the node of {paths.state_dir} is {phase} (process {pid}); {_ADVICE[phase]}"
+
+
+def describe_silence(paths: StatePaths, process: str, environ: Mapping[str, str]) -> str:
+    """A sentence for who called a process of the node of this state directory, where nothing answered."""
+    if (phase := describe_phase(paths)) is not None:
+        return phase
+    if is_supervised(paths):
+        return f"the {process} of the node of {paths.state_dir} has ended and is being started again; try again"
+    return describe_absence(paths, environ)
 
 
 def _read(paths: StatePaths) -> tuple[str, str] | None:

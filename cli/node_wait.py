@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cli.client import find_endpoint, find_state
 from cli.files import read_authority
+from cli.node_address import find_address, find_state
 from cli.node_phase import is_starting
 from cli.probe import check_health
 from common.arguments import whole
@@ -62,6 +62,9 @@ def wait_for_node(
 
 
 def _is_serving(options: argparse.Namespace) -> bool:
-    endpoint, certificate = find_endpoint(find_state(options.state_dir), options.endpoint)
+    found = find_address(find_state(options.state_dir), options.endpoint)
+    if found is None:
+        return False
+    endpoint, certificate = found
     authority = read_authority(options.tls_ca or certificate)
     return check_health(endpoint, HEALTH_SECONDS, tls_ca=authority) == "SERVING"

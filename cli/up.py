@@ -20,7 +20,8 @@ from cli.errors import EXIT_USAGE, CommandError
 from cli.files import read_authority, read_key
 from cli.first_key import expect_key, unshown_key
 from cli.interrupts import Interrupts
-from cli.node import Node, plan_node, sole_supervisor, unknown_variables, up_parser
+from cli.node import Node, plan_node, unknown_variables, up_parser
+from cli.node_lock import sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from cli.preflight import check_options
 from cli.supervisor import POLL_SECONDS, Stopped, Supervisor

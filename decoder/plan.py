@@ -28,7 +28,7 @@ from common.kv_plan import (
 )
 from common.layout import KV_DTYPES, MAX_BLOCK_TOKENS, WINDOW_SHARE, KvLayout, default_kv_dtype
 from decoder.plan_text import Table, show
-from decoder.weights.loader import layer_windows
+from decoder.weights.loader import layer_windows, longest_context
 from decoder.weights.source import open_source
 from decoder.weights.weight_groups import weight_bytes
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--context",
         type=whole(1, _MAX_CONTEXT),
         metavar="N",
-        help="tokens of a sequence (default: the model's, else 8192)",
+        help="tokens of a sequence, at most the model's (default: the model's, else 8192)",
     )
     parser.add_argument(
         "--batch", type=whole(1, _MAX_BATCH), default=8, metavar="N", help="sequences at once (default 8)"
@@ -127,6 +127,9 @@ def shape_of(options: argparse.Namespace) -> Shape:
             raise ValueError("--model brings the sizes; leave out --layers, --heads, --kv-heads and --head-dim")
         source = open_source(options.model)
         config = source.config
+        longest = longest_context(config)
+        if options.context is not None and options.context > longest:
+            raise ValueError(f"--context {options.context} is more than the {longest} tokens that this model serves")
         weights = sum(weight_bytes(source, options.dtype).values())
         return Shape(
             config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim,

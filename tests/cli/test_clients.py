@@ -17,12 +17,8 @@ from grpc_status import rpc_status
 
 from cli.__main__ import main
 from cli.admin_tenant_tables import show_keys
-from cli.client import DEFAULT_ENDPOINT, Client, Numbers, find_endpoint
+from cli.client import Client, Numbers
 from cli.errors import CommandError
-from cli.node import Node
-from cli.up import tell_endpoint
-from common.config import build_parser, load_options
-from common.paths import StatePaths
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.cli.support import serving, write_key
@@ -50,6 +46,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):  # type: ignor
 
     def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         """As the real one where the model has a chat template, and where it has none."""
+        self.metadata.append(dict(context.invocation_metadata()))
         if request.HasField("chat") and not self.has_template:
             refusal = named_status(3, "INVALID_ARGUMENT")
             refusal.details[0].Clear()
@@ -630,20 +627,3 @@ def test_admin_tells_what_is_not_there(admin: Admin, capsys: pytest.CaptureFixtu
     """An unknown request is NOT_FOUND, with status 1."""
     assert main(["admin", "abort", "r9", *admin[1]]) == 1
     assert "NOT_FOUND: no such request" in capsys.readouterr().err
-
-
-def test_the_endpoint_of_a_running_node_is_found(tmp_path: Path) -> None:
-    """What `tessera up` leaves behind is found, its certificate too; what is given goes first; without either it is the
-    default."""
-    paths = StatePaths(tmp_path)
-    assert find_endpoint(paths, None) == (DEFAULT_ENDPOINT, None)
-    flags = ["--listen", "0.0.0.0:6001", "--insecure-listen", "--state-dir", str(tmp_path)]
-    for more, expected in (
-        ([], ("127.0.0.1:6001", None)),
-        (["--tls-cert", "/c.pem", "--tls-key", "/k.pem"], ("localhost:6001", Path("/c.pem"))),
-    ):
-        options = load_options(build_parser("up").parse_args([*flags, *more]), {"HOME": "/nowhere"})
-        paths.prepare()
-        tell_endpoint(Node(options, paths, ()))
-        assert find_endpoint(paths, None) == expected
-        assert find_endpoint(paths, "other:1") == ("other:1", None)

@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from cli.__main__ import main
 from cli.failures import explain_connection
+from cli.node_lock import sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from common.errors import InvalidArgument
 from common.interceptors import error_status
@@ -114,7 +115,7 @@ def test_a_node_that_starts_or_drains_is_not_called_absent(
     assert f"{phase} (process {os.getpid()})" in ask(capsys, *state)
     for key in (paths.default_key, paths.admin_key):
         write_key(key)
-    with socket.socket() as unused:
+    with socket.socket() as unused, sole_supervisor(paths):
         unused.bind(("127.0.0.1", 0))
         paths.endpoint_file.write_text(f"127.0.0.1:{unused.getsockname()[1]}\n")
         told = ask(capsys, *state)
@@ -125,7 +126,7 @@ def test_a_node_that_starts_or_drains_is_not_called_absent(
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
         paths.phase_file.write_text(f"{phase} {gone.pid}\n")
-        assert "start the node with `tessera up`" in ask(capsys, *state)
+        assert "the gateway of the node" in (said := ask(capsys, *state)) and "is being started again" in said
         tell_phase(paths, None)
         assert not paths.phase_file.exists()
 
@@ -138,11 +139,12 @@ def test_a_gateway_without_a_decoder_says_what_its_node_does(
     paths = StatePaths(tmp_path)
     paths.prepare()
     write_key(paths.default_key)
-    paths.endpoint_file.write_text(f"unix:{tmp_path}/g.sock\n")
     tell_phase(paths, phase)
     inference[0].refuse = status_pb2.Status(code=14, message="no decoder is connected")
     inference[0].refuse.details.add().Pack(error_details_pb2.RetryInfo())
-    said = ask(capsys, "--state-dir", str(tmp_path))
+    with sole_supervisor(paths):
+        paths.endpoint_file.write_text(f"unix:{tmp_path}/g.sock\n")
+        said = ask(capsys, "--state-dir", str(tmp_path))
     assert "UNAVAILABLE: no decoder is connected" in said
     assert (f"is {phase} (process {os.getpid()})" in said) is (phase is not None)
     assert ("once per machine" in said) is (phase == COMPILING)

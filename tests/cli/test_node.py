@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.errors import CommandError
-from cli.node import SUPERVISOR_LOCK, plan_node, sole_supervisor, unknown_variables, up_parser
+from cli.node import plan_node, unknown_variables, up_parser
+from cli.node_lock import SUPERVISOR_LOCK, is_supervised, sole_supervisor
 from cli.supervisor import is_healthy
 from cli.up import callable_address
 from common.config import Options, build_parser, load_options
@@ -114,6 +117,22 @@ def test_one_supervisor_a_state_directory(tmp_path: Path) -> None:
         raise AssertionError("it was let in")
     with sole_supervisor(paths):
         pass
+
+
+def test_who_looks_for_a_node_keeps_none_from_starting(tmp_path: Path) -> None:
+    """A client that holds the lock for a moment to look is waited for; one that looks changes nothing."""
+    paths = StatePaths(tmp_path)
+    assert not is_supervised(paths) and not list(tmp_path.iterdir())
+    with sole_supervisor(paths):
+        assert is_supervised(paths)
+    with (tmp_path / SUPERVISOR_LOCK).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not is_supervised(paths), "another client that looks is no node"
+        timer = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        with sole_supervisor(paths):
+            assert is_supervised(paths)
+        timer.join()
 
 
 def test_a_state_directory_that_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:

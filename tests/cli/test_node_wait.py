@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.__main__ import main
+from cli.node_lock import sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from cli.node_wait import START_SECONDS, wait_for_node
 from common.paths import StatePaths
@@ -128,5 +129,6 @@ def test_a_question_right_after_the_start_is_answered(
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
     waiting = wait_for_node
     monkeypatch.setattr(f"cli.{command[0]}.wait_for_node", lambda options: waiting(options, sleep=get_ready))
-    assert main([*command, "--state-dir", str(tmp_path)]) == 0
+    with sole_supervisor(paths):
+        assert main([*command, "--state-dir", str(tmp_path)]) == 0
     assert len(inference[0].requests) == 1

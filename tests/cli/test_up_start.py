@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from cli import up
-from cli.client import Client, find_endpoint
+from cli.client import Client
 from cli.errors import CommandError
 from cli.interrupts import Interrupts
 from cli.node import Node
+from cli.node_address import find_address
+from cli.node_lock import sole_supervisor
 from cli.node_phase import describe_phase, tell_phase
 from common.config import build_parser, load_options
 from common.paths import StatePaths
@@ -128,13 +130,15 @@ def test_clients_know_the_address_from_the_start_to_the_end(
     seen: list[tuple[str, str]] = []
 
     def look() -> None:
-        seen.append((find_endpoint(node.paths, None)[0], str(describe_phase(node.paths))))
+        address = find_address(node.paths)
+        seen.append((address.endpoint if address else "", str(describe_phase(node.paths))))
 
     def start_and_look() -> None:
         look()
         start()
 
-    assert run(node, monkeypatch, start_and_look, look) == (1 if start is fail else 0)
+    with sole_supervisor(node.paths):
+        assert run(node, monkeypatch, start_and_look, look) == (1 if start is fail else 0)
     assert [address for address, _ in seen] == ["127.0.0.1:6001"] * 2
     assert ["is starting" in phase for _, phase in seen] == [True, False]
     assert ["is draining" in phase for _, phase in seen] == [False, True]

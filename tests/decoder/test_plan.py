@@ -179,6 +179,23 @@ def test_a_model_of_windows_alone_says_what_a_running_sequence_holds(
     assert plan(capsys, "--model", str(tmp_path / "mixed"), "--context", "500")["window_blocks"] is None
 
 
+def test_a_context_beyond_the_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As by `tessera up`, with what the model serves: its own context is planned, a token more is not; with dynamic
+    scaling of positions that is `factor` times as much. Sizes without a model have no such bound."""
+    make_tiny_llama(tmp_path / "plain", max_position=512)
+    config = make_tiny_llama(tmp_path / "scaled", max_position=512) / "config.json"
+    scaling = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | scaling))
+    for name, longest in (("plain", 512), ("scaled", 1024)):
+        model = ("--model", str(tmp_path / name))
+        assert plan(capsys, *model, "--context", str(longest))["context"] == longest
+        assert main([*model, "--context", str(longest + 1)]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert f"--context {longest + 1} is more than the {longest} tokens that this model serves" in shown.err
+    assert plan(capsys, *EIGHT_BILLION, "--context", "1000000")["context"] == 1_000_000
+
+
 def test_a_context_that_nobody_named_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whose context the plan is for: an option's, the model's, or assumed; the text says so unless it was named."""
     make_tiny_llama(tmp_path)
