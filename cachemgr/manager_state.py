@@ -20,4 +20,6 @@ class ManagerState:
         core = self._core
         if core.late:
             list_late(core)
+            if core.journal is not None:
+                core.journal.flush()
         return core

@@ -208,25 +208,26 @@ class Together:
         self.report(pack([7] * TOKENS), 2 * TOKENS, self.credit)
 
 
-def test_what_a_report_left_for_later_is_there_for_whoever_looks() -> None:
+@pytest.mark.parametrize("num", [4, 8])
+def test_what_a_report_left_for_later_is_there_for_whoever_looks(num: int) -> None:
     """A report's answer waits for no block to be listed. The next prompt begins with those blocks; a view, the events
-    and the journal have them."""
+    and the journal have them, few or many."""
     for look in ("acquire", "snapshot", "events", "journal"):
-        steps = Together(8)
+        steps = Together(num)
         before = len(recover(IndexJournal(steps.memory.copy())).blocks)
         steps.fill()
-        assert len(steps.manager._core.late) == 8
+        assert len(steps.manager._core.late) == num
         if look == "acquire":
             assert steps.acquire(steps.prompt(3) + pack([7] * TOKENS + [1])).cached_tokens == 2 * TOKENS
         elif look == "snapshot":
-            assert steps.manager.snapshot().indexed_blocks == 16
+            assert steps.manager.snapshot().indexed_blocks == 2 * num
         elif look == "events":
             published = [item for _, item in steps.manager.events.since(0) if item.kind == "blocks_published"]
-            assert sum(len(item.blocks) for item in published) == 16
+            assert sum(len(item.blocks) for item in published) == 2 * num
         else:
-            assert len(recover(IndexJournal(steps.memory.copy())).blocks) == before == 8
+            assert len(recover(IndexJournal(steps.memory.copy())).blocks) == before == num
             assert steps.manager.take_ready_waits() == []  # as the service does behind each answer
-            assert len(recover(IndexJournal(steps.memory.copy())).blocks) == 16
+            assert len(recover(IndexJournal(steps.memory.copy())).blocks) == 2 * num
         assert not steps.manager._core.late
 
 
