@@ -59,7 +59,9 @@ class GgufSource:
         self._path = path
         try:
             self._reader = GgufReader(path)
-        except (ValueError, IndexError, OSError, KeyError, struct.error) as error:
+            # Token lists are large and not the model's business.
+            fields = {key: field.contents() for key, field in self._reader.fields.items() if not _is_vocabulary(key)}
+        except (ValueError, IndexError, OSError, KeyError, OverflowError, struct.error) as error:
             raise InvalidArgument("model", f"{path} is not a readable GGUF file: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         embedding = self._tensors.get("token_embd.weight")
@@ -68,8 +70,6 @@ class GgufSource:
         divisors = {
             name: self._divisors(f"{name}.weight") for name in _GGUF_DIVISORS if f"{name}.weight" in self._tensors
         }
-        # Token lists are large and not the model's business.
-        fields = {key: field.contents() for key, field in self._reader.fields.items() if not _is_vocabulary(key)}
         biases = [
             n[len(_FIRST) :].removesuffix(_BIAS) for n in self._tensors if n.startswith(_FIRST) and n.endswith(_BIAS)
         ]

@@ -8,9 +8,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 
+from common.errors import InvalidArgument
 from decoder.cache_key import tokenizer_digest
 from decoder.weights.gguf_reader import GgufReader
+from decoder.weights.source import GgufSource
 
 TOKENS = [f"word {index}" for index in range(1000)]
 
@@ -70,3 +73,22 @@ def test_a_large_vocabulary_costs_no_start(tmp_path: Path) -> None:
     began = time.thread_time()
     tokenizer_digest(path)
     assert time.thread_time() - began < plain / 5
+
+
+@pytest.mark.parametrize(
+    ("behind", "damage"),
+    [
+        (b"tokenizer.ggml.tokens\x09\0\0\0\x08\0\0\0", b"\xff" * 8),  # how many words
+        (b"tokenizer.ggml.tokens\x09\0\0\0\x08\0\0\0\xe8\x03\0\0\0\0\0\0", b"\0" * 7 + b"\x80"),  # of the first
+        (b"tokenizer.ggml.token_type\x09\0\0\0\x05\0\0\0", b"\xff" * 8),  # how many types
+        (b"general.name\x08\0\0\0\x04\0\0\0\0\0\0\0", b"\xff"),  # no UTF-8
+    ],
+)
+def test_a_damaged_head_is_refused(tmp_path: Path, behind: bytes, damage: bytes) -> None:
+    """A count, a length or a text that cannot be is an error of the file, whatever Python calls it."""
+    path = write(tmp_path / "a.gguf")
+    content = path.read_bytes()
+    at = content.index(behind) + len(behind)
+    path.write_bytes(content[:at] + damage + content[at + len(damage) :])
+    with pytest.raises(InvalidArgument, match="is not a readable GGUF file"):
+        GgufSource(path)
