@@ -199,6 +199,7 @@ def _branch(
         granted=num_tokens,
         copy=copy,
         store=parent.store,
+        cut_off=parent.cut_off,
         priority=parent.priority,
         granted_ns=now_ns,
         parent=parent.lease_id,

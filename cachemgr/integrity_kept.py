@@ -43,6 +43,9 @@ def _check_branch(state: CacheState, branch: KeptBranch, found: list[str]) -> No
         return
     if hold.prefix_blocks * size > hold.num_tokens:
         found.append(f"{name}: its prefix in a wider scope is longer than it is")
+    trees, lies_in = state.index.forest.trees, [hold.tree, *([] if hold.prefix_tree is None else [hold.prefix_tree])]
+    if any(trees.get((tree.owner, tree.root_key)) is not tree for tree in lies_in):
+        found.append(f"{name}: the tree that it lies in has ended")
     if hold.num_published > hold.num_blocks:
         found.append(f"{name}: more is published than it holds")
         return

@@ -42,8 +42,11 @@ class Start:
 
 
 def keep(state: CacheState, session: Session, lease: Lease, wanted: Keep, now_ns: int) -> Kept:
-    """Makes a kept branch of a lease, which is over. Raises ResourceExhausted, with the lease's holds gone all the
-    same: the sequence has ended."""
+    """Makes a kept branch of a lease, which is over. What was cut off while it ran is let go instead: nobody could go
+    on from it. Raises ResourceExhausted, with the lease's holds gone all the same: the sequence has ended."""
+    if lease.cut_off:
+        state.end_lease(session, lease)
+        return Kept(lease.lease_id, b"", 0)
     try:
         refuse_more(state, lease.owner, 1)
         _check_name(state, wanted.name)

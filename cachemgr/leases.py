@@ -44,6 +44,7 @@ class Lease:
     passed:        leading blocks that it let go of, or never held (`windows.py`); the table has the null block there
     behind:        leading blocks whose window blocks it needs no more (`groups.py`); it holds those blocks
     asked:         tokens that it began with: who asks the same, or more, may begin behind them
+    cut_off:       its tenant, its tenant's secret or its scope ended while it runs: nothing of it outlives it
     """
 
     lease_id: LeaseId
@@ -73,6 +74,7 @@ class Lease:
     passed: int = 0
     behind: int = 0
     asked: int = 0
+    cut_off: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +100,12 @@ class Lease:
     def listed(self) -> BlockRun:
         """The blocks that it holds and the index lists at their place, a view."""
         return self.table[self.passed : max(self.passed, self.num_published)]
+
+    def cut_from_index(self) -> None:
+        """It goes on with the blocks that it holds, publishes nothing any more, and is not kept at its end."""
+        self.committed = 0
+        self.store = False
+        self.cut_off = True
 
     def append(self, blocks: list[int]) -> None:
         """Lengthens the table."""

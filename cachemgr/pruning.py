@@ -2,7 +2,8 @@
 
 Invariants: what stays is whole paths from the root; a layered tree goes with the prefix that it hangs at, or where
 nobody may name a prefix of that very length any more; as after a purge, a lease keeps the blocks that it holds and
-publishes nothing more below what is gone. Called by `manager.py`. What may be named, it is told.
+publishes nothing more below what is gone, and is not kept at its end. Called by `manager.py`. What may be named, it
+is told.
 """
 
 from __future__ import annotations
@@ -137,6 +138,5 @@ def _end_users(state: CacheState, owner: int, reachable: Reachable) -> None:
         if is_over(lease.prefix_tree, lease.tokens, lease.prefix_blocks):
             lease.num_published = min(lease.num_published, covered(lease.tokens, lease.prefix_blocks))
             unlist_passed(lease)
-            lease.committed = 0
-            lease.store = False
+            lease.cut_from_index()
             state.waits.leave(lease)

@@ -171,7 +171,7 @@ def report_message(done: Reported, malformed: Malformed, handles: dict[bytes, by
             cache_pb2.SequenceRefusal(lease_id=lease, failure=failure_of(error)) for lease, error in refused.items()
         ],
         kept=[
-            cache_pb2.KeptBranch(lease_id=item.lease_id, handle=handles[item.name], num_tokens=item.num_tokens)
+            cache_pb2.KeptBranch(lease_id=item.lease_id, handle=handles.get(item.name, b""), num_tokens=item.num_tokens)
             for item in done.kept
         ],
         growths=[cache_pb2.Growth(lease_id=item.lease_id, blocks=pack_tokens(item.blocks)) for item in done.grown],

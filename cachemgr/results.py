@@ -74,7 +74,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kept branch that a released sequence has become; `num_tokens` is all of its token record."""
+    """A kept branch that a released sequence has become; `num_tokens` is all of its token record. An empty `name`:
+    there is none, since what it lay in ended while it ran (a purge, a withdrawal)."""
 
     lease_id: LeaseId
     name: bytes

@@ -94,8 +94,7 @@ def purge(state: CacheState, tenant: TenantId) -> int:
         else:
             continue
         unlist_passed(lease)
-        lease.committed = 0
-        lease.store = False
+        lease.cut_from_index()
         state.waits.leave(lease)
     state.pool.ownership.taint_owner(owner)
     state.recent.forget(owner)

@@ -188,7 +188,8 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A released lease has become a kept branch of `num_tokens` tokens."""
+    """A released lease has become a kept branch of `num_tokens` tokens; an empty handle: what it lay in has ended, and
+    nothing is kept."""
 
     lease: LeaseId
     handle: bytes = field(repr=False)

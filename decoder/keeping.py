@@ -1,8 +1,8 @@
 """Samples that have ended and wait for the handle of the conversation that they have become.
 
 Invariant: such a sample is told of its last token and as finished exactly once: with its handle when the report that
-released its lease is answered, or without one where that answer is lost with the stream. Nothing waits for it: its
-place and its blocks went with its end. Called by the engine's thread; it holds no lease.
+released its lease is answered, or without one where that answer says that nothing is kept, or is lost with the stream.
+Nothing waits for it: its place and its blocks went with its end. Called by the engine's thread; it holds no lease.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Keeping:
     def answered(self, kept: Iterable[Kept]) -> None:
         """Handles have come."""
         for item in kept:
-            self._finish(self._ends.pop(item.lease, None), Handle(item.handle, item.num_tokens))
+            handle = Handle(item.handle, item.num_tokens) if item.handle else None
+            self._finish(self._ends.pop(item.lease, None), handle)
 
     def refused(self, lease: LeaseId, error: TesseraError) -> bool:
         """A lease that was to be kept was not: its request fails with the reason. False where it waits for nothing."""

@@ -174,6 +174,31 @@ def test_time_ends_branches() -> None:
     assert rig.manager.snapshot().cached_blocks == 2
 
 
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("purged", ["a", "b"])
+def test_what_was_purged_while_it_ran_is_not_kept(purged: str, forked: bool) -> None:
+    """A running sequence, or a branch that it makes, ends without a kept branch and holds nothing; where another tenant
+    was purged it is kept."""
+    rig = KeptRig()
+    sequence = rig.acquire(range(10, 10 + 2 * B + 1))
+    rig.compute(sequence, 2 * B)
+    rig.report(rig.message(sequence))
+    rig.manager.purge(TenantId(purged))
+    if forked:
+        (branch,) = rig.fork(sequence, [1], B + 2)
+        rig.finish(sequence)
+        sequence = branch
+    answer = rig.keep(sequence, b"k", ttl_ns=10**12)
+    assert answer.refusals == []
+    expected = [] if purged == "a" else [b"k"]
+    assert [item.name for item in answer.kept] == (expected or [b""])
+    assert list(state_of(rig).kept.branches) == expected
+    rig.check()
+    if expected:
+        rig.drop(b"k")
+    rig.quiet()
+
+
 def test_a_tenant_keeps_a_bounded_number() -> None:
     """One more is RESOURCE_EXHAUSTED with numbers: asked for early, at the end, and as a fork; another tenant may."""
     rig = KeptRig(num_blocks=64)

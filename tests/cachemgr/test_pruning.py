@@ -16,6 +16,7 @@ from tessera.admin.v1 import admin_pb2
 from tessera.common.v1 import common_pb2
 from tests.cachemgr.core_rig import Rig, pack
 from tests.cachemgr.daemon_rig import report_request, running
+from tests.cachemgr.kept_rig import KeptRig
 from tests.cachemgr.test_scope_service import lease, refusal, serve, tenants
 
 B = 4
@@ -100,6 +101,22 @@ def test_a_path_of_more_nodes_than_python_has_stack_for_is_pruned() -> None:
     assert rig.manager.prune(TenantId(PUBLIC), Approved(kept)) > depth
     rig.check()
     assert ask(rig, kept, "b") == len(kept)
+    rig.quiet()
+
+
+@pytest.mark.parametrize("stays", [[], SHORT, LONG])
+def test_what_ran_below_a_withdrawn_prefix_is_not_kept(stays: list[int]) -> None:
+    """It would bring the prefix back when it goes on; below one that stays it is kept, and goes on."""
+    rig = KeptRig(num_blocks=64)
+    held = rig.acquire([*LONG, 1, 2, 3], tenant="a", scope=PUBLIC, num_tokens=len(LONG))
+    rig.manager.prune(TenantId(PUBLIC), Approved(*([stays] if stays else [])))
+    (answer,) = rig.keep(held, b"k", ttl_ns=10**12).kept
+    assert answer.name == (b"k" if stays == LONG else b"")
+    assert len(rig.branches) == (stays == LONG)
+    assert bool(rig.manager.list_prefixes(tenant=TenantId(PUBLIC)).items) == (stays == LONG)
+    rig.check()
+    if stays == LONG:
+        rig.drop(b"k")
     rig.quiet()
 
 

@@ -366,3 +366,37 @@ def test_no_scope_is_named_with_a_kept_conversation(scope: common_pb2.ScopePrefi
         assert len({item.tenant for item in listed}) == 2
 
     run(body)
+
+
+@pytest.mark.parametrize("end", ["withdraw", "delete group", "rotate", "nothing"])
+def test_what_ended_while_a_sequence_ran_leaves_no_conversation(end: str) -> None:
+    """The sequence comes to its end, without a handle: nothing is held, and nothing of the scope is listed again. Where
+    nothing ended there is a handle."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        (grant,) = await tenants(rig, "a")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a"]))
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=SYSTEM))
+        scope = {
+            "withdraw": {"prefix": prefix(PUBLIC, len(SYSTEM))},
+            "delete group": {"prefix": prefix(GROUP, len(SYSTEM), "team")},
+        }.get(end, {})
+        held = await lease(decoder, grant, PROMPT, **scope)
+        if end == "withdraw":
+            await rig.admin.WithdrawPrefix(admin_pb2.WithdrawPrefixRequest(name="system"))
+        elif end == "delete group":
+            await rig.admin.DeleteGroup(admin_pb2.DeleteGroupRequest(group="team"))
+        elif end == "rotate":
+            await rig.admin.RotateTenantSecret(admin_pb2.RotateTenantSecretRequest(tenant="a"))
+        done = {"lease_id": held.lease_id, "sealed_tokens": len(PROMPT), "release": True, "keep_seconds": 60.0}
+        answer = (await decoder.ask(report=report_request(done))).report
+        assert [item.lease_id for item in answer.kept] == [held.lease_id] and not answer.refusals
+        has_ended = end != "nothing"
+        assert bool(answer.kept[0].handle) != has_ended
+        assert (await rig.snapshot()).kept_branches == (not has_ended)
+        assert await rig.is_quiet() == has_ended
+        listed = (await rig.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes
+        assert bool(listed) != has_ended
+
+    run(body)

@@ -316,6 +316,26 @@ def test_a_handle_whose_answer_was_lost_ends_the_sample_without_one() -> None:
     node.assert_quiet()
 
 
+@pytest.mark.parametrize("purged", ["acme", "other"])
+def test_a_sample_whose_tenant_was_purged_meanwhile_ends_without_a_handle(purged: str) -> None:
+    """It is told whole and ends as it would have; the handle alone is missing, and nothing stays held. Another tenant's
+    purge costs it nothing."""
+    node = Node()
+    prompt = prompt_of(8)
+    node.submit(kept(1, prompt, max_tokens=6))
+    node.until(lambda: len(node.sink.tokens.get((1, 0), [])) == 3)
+    node.manager.purge(purged)
+    node.finish(1)
+    assert node.sink.tokens[1, 0] == greedy_oracle(prompt, 6)
+    ended = handle_of(node, 1)
+    assert ended.reason is EndReason.LENGTH and (ended.handle is None) == (purged == "acme")
+    if ended.handle is None:
+        node.settle()
+        node.assert_quiet()
+    else:
+        drop_all(node, (1, 0))
+
+
 def test_what_is_kept_while_the_stream_is_away_has_its_newest_token() -> None:
     """The reporter presents what ended while away whole, and says the rest with the release."""
     node = Node()

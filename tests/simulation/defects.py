@@ -35,7 +35,7 @@ from cachemgr.blocks import BlockPool
 from cachemgr.gaps import GappedIndex
 from cachemgr.grouped_index import GroupedIndex
 from cachemgr.journal import IndexJournal
-from cachemgr.leases import LeaseBook, Session
+from cachemgr.leases import Lease, LeaseBook, Session
 from cachemgr.manager import CacheManager
 from cachemgr.nodes import NO_BLOCKS
 from cachemgr.ownership import Ownership
@@ -284,6 +284,16 @@ def a_purged_lease_publishes_on(patch: MonkeyPatch) -> None:
         return dropped
 
     _wrap(patch, upkeep, "purge", purge)
+
+
+def what_was_purged_is_kept(patch: MonkeyPatch) -> None:
+    """A sequence that was cut off while it ran becomes a kept branch all the same."""
+
+    def cut(original: Any, lease: Any) -> None:
+        original(lease)
+        lease.cut_off = False
+
+    _wrap(patch, Lease, "cut_from_index", cut)
 
 
 def floors_are_not_shielded(patch: MonkeyPatch) -> None:
@@ -583,6 +593,7 @@ RARE: list[Defect] = [
     more_room_is_promised_than_there_is,
     a_refused_lease_is_freed_at_once,
     a_purged_lease_publishes_on,
+    what_was_purged_is_kept,
 ]
 
 # Those that give a reader wrong content: the shadow memory must see them with the manager's own check left out.
