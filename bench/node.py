@@ -75,6 +75,7 @@ def started_node(setting: Setting, flags: Sequence[str]) -> Iterator[Endpoint]:
         # The options are all named here; a TESSERA_* variable of the shell must not change what is measured.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
         node = plan_node(given, environ)
+        node.prepare()
         said: list[str] = []
         supervisor = Supervisor(node.stages(), node.paths.logs_dir, said.append, environ=environ)
         try:

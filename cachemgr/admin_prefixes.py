@@ -24,7 +24,7 @@ from cachemgr.operations import MAX_PRIORITY, cache_key_of
 from common.errors import InvalidArgument, NotFound
 from tessera.admin.v1 import admin_pb2
 
-MAX_PIN: Final = 2**63 - 1
+MAX_NUMBER: Final = 2**63 - 1
 SHORT_TURN_SECONDS: Final = 0.0002
 
 # Method names are those of the RPCs.
@@ -32,7 +32,7 @@ SHORT_TURN_SECONDS: Final = 0.0002
 
 
 class PrefixAdmin(AdminBase):
-    """Kept branches and limits of the hit rate."""
+    """Pins, kept branches and limits of the hit rate."""
 
     _replaying: asyncio.Lock | None = None
 
@@ -49,8 +49,8 @@ class PrefixAdmin(AdminBase):
 
     async def UnpinPrefix(self, request: admin_pb2.UnpinPrefixRequest, _context: Any) -> admin_pb2.UnpinPrefixResponse:
         """End a pin."""
-        if not 1 <= request.pin <= MAX_PIN:
-            raise InvalidArgument("pin", f"is {request.pin}; allowed is 1..{MAX_PIN}")
+        if not 1 <= request.pin <= MAX_NUMBER:
+            raise InvalidArgument("pin", f"is {request.pin}; allowed is 1..{MAX_NUMBER}")
         manager = self._manager_now()
         if manager is None:
             raise NotFound("there is no such pin", reason="PIN_NOT_FOUND")
@@ -89,6 +89,17 @@ class PrefixAdmin(AdminBase):
         return admin_pb2.ListBranchesResponse(
             branches=[branch_message(view, now) for view in found.items], next_page_token=next_token(found.next_after)
         )
+
+    async def DropBranch(self, request: admin_pb2.DropBranchRequest, _context: Any) -> admin_pb2.DropBranchResponse:
+        """End a kept branch by its number."""
+        if not 1 <= request.branch <= MAX_NUMBER:
+            raise InvalidArgument("branch", f"is {request.branch}; allowed is 1..{MAX_NUMBER}")
+        manager = self._manager_now()
+        if manager is None:
+            raise NotFound("there is no kept conversation of this number", reason="BRANCH_NOT_FOUND")
+        tenant = manager.drop_numbered_kept(request.branch)
+        self._log.info("branch_dropped", tenant=tenant, branch=request.branch)
+        return admin_pb2.DropBranchResponse()
 
     async def GetHitRateLimits(
         self, _request: admin_pb2.GetHitRateLimitsRequest, _context: Any

@@ -139,6 +139,16 @@ def drop(state: CacheState, tenant: TenantId, name: bytes, now_ns: int) -> None:
     state.revision += 1
 
 
+def drop_numbered(state: CacheState, branch_id: int) -> TenantId:
+    """See `CacheManager.drop_numbered_kept`."""
+    branch = state.kept.numbered(branch_id)
+    if branch is None:
+        raise NotFound("there is no kept conversation of this number", reason="BRANCH_NOT_FOUND")
+    _end(state, branch)
+    state.revision += 1
+    return branch.hold.tenant
+
+
 def base_of(state: CacheState, branch: KeptBranch, num_tokens: int) -> bytes:
     """The packed tokens of a branch that a new sequence continues: its first `num_tokens`, 0 for all."""
     known = branch.hold.num_tokens

@@ -51,6 +51,10 @@ class KeptBook:
         """Kept branches of an owner."""
         return self.counts.get(owner, 0)
 
+    def numbered(self, branch_id: int) -> KeptBranch | None:
+        """The branch of that number; O(branches), for operators."""
+        return next((branch for branch in self.branches.values() if branch.branch_id == branch_id), None)
+
     def add(self, name: bytes, hold: Lease, expires_ns: int) -> KeptBranch:
         """Enters a branch whose holds are in place."""
         self._last_branch += 1

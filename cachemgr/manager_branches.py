@@ -83,3 +83,10 @@ class ManagerBranches(ManagerState):
     def drop_kept(self, tenant: TenantId, name: bytes, *, now_ns: int) -> None:
         """Ends a kept branch; what it has published stays cached. Raises NotFound."""
         kept.drop(self._state, tenant, name, now_ns)
+
+    def drop_numbered_kept(self, branch_id: int) -> TenantId:
+        """Ends the kept branch of that number, as `list_branches` tells it, whosever it is; returns its tenant.
+
+        Raises NotFound (BRANCH_NOT_FOUND).
+        """
+        return kept.drop_numbered(self._state, branch_id)

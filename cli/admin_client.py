@@ -28,14 +28,15 @@ PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 30.0
 # What a user types for the fields of a request.
 FLAGS = {
-    "add_tenants": "--add", "ceiling_blocks": "--ceiling", "floor_blocks": "--floor", "key_id": "KEY_ID",
-    "num_blocks": "--blocks", "pin_blocks": "--pins", "priority": "--set", "remove_tenants": "--remove",
-    "request_id": "REQUEST_ID", "timeout_seconds": "--timeout", "token_ids": "the prompt", "ttl_seconds": "--ttl",
-    "weight": "--weight",
+    "add_tenants": "--add", "branch": "BRANCH", "ceiling_blocks": "--ceiling", "floor_blocks": "--floor",
+    "key_id": "KEY_ID", "num_blocks": "--blocks", "pin_blocks": "--pins", "priority": "--set",
+    "remove_tenants": "--remove", "request_id": "REQUEST_ID", "timeout_seconds": "--timeout",
+    "token_ids": "the prompt", "ttl_seconds": "--ttl", "weight": "--weight",
 }  # fmt: skip
 # What to do where the server names such a reason.
 ADVICE = {
     "APPROVAL_NOT_FOUND": "`tessera admin approved` lists all",
+    "BRANCH_NOT_FOUND": "`tessera admin branches` lists all",
     "BLOCKS_IN_USE": "`tessera admin drain` waits for leases; --tenant T and --blocks N drop what nobody holds",
     "GROUP_NOT_FOUND": "`tessera admin groups` lists all",
     "KEY_NOT_FOUND": "`tessera admin keys` lists the ids of all",

@@ -53,6 +53,8 @@ def add_commands(commands: Subcommands) -> None:
     add("sessions", "list attached decoders", sessions, listing)
     branches = list_command("ListBranches", "branches", lambda o: admin_pb2.ListBranchesRequest(), show_branches)
     add("branches", "list kept conversations", branches, listing)
+    drop = add("drop-branch", "end a kept conversation; what it computed stays cached", _drop_branch)
+    drop.add_argument("branch", type=whole(1, MAX_INT64), metavar="BRANCH", help="its number, as `branches` lists it")
     evict = add("evict", "drop cached blocks", _evict)
     evict.add_argument("--all", action="store_true", help="every cached block; refused while blocks are in use")
     evict.add_argument("--tenant", default="", metavar="TENANT", help="blocks of this tenant alone")
@@ -139,6 +141,11 @@ def _evict(client: AdminClient, options: argparse.Namespace) -> int:
 def _abort(client: AdminClient, options: argparse.Namespace) -> int:
     answer = client.call("AbortRequest", admin_pb2.AbortRequestRequest(request_id=options.request_id))
     return print_answer(options, answer, f"request {options.request_id} has been ended")
+
+
+def _drop_branch(client: AdminClient, options: argparse.Namespace) -> int:
+    answer = client.call("DropBranch", admin_pb2.DropBranchRequest(branch=options.branch))
+    return print_answer(options, answer, f"conversation {options.branch} is over; what it computed stays cached")
 
 
 def _drain(client: AdminClient, options: argparse.Namespace) -> int:

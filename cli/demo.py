@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         node = plan_node(arguments, os.environ, ["--state-dir", folder, "--listen", f"127.0.0.1:{free_port()}"])
         check_options(node.options)
         node.check_ports()
+        node.prepare()
         return _run(node, interrupts)
 
 

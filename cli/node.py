@@ -52,6 +52,13 @@ class Node:
             own_port = split_host_port(self.options.listen)[1]
         return ChildSpec(name, tuple(command), self.health_target(service, index), own_port)
 
+    def prepare(self) -> None:
+        """Make the folders of the state directory. Raises CommandError where that cannot be."""
+        try:
+            self.paths.prepare()
+        except TesseraError as error:
+            raise CommandError(error.message) from None
+
     def check_ports(self) -> None:
         """Raise CommandError, with the option, where an address that this node will listen on is taken or is none."""
         check_free("--listen", self.options.listen)
@@ -73,17 +80,16 @@ class Node:
 
 
 def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: Sequence[str] = ()) -> Node:
-    """Read the options of `tessera up` and find the model. Raises CommandError with what to do about it."""
+    """Read the options of `tessera up` and find the model. Raises CommandError with what to do about it. It changes
+    nothing: the processes make the folders that they need."""
     options = read_options([*arguments, *overrides], environ)
     try:
         paths = StatePaths(options.state_dir.absolute())
         model = find_model(options.model, environ)
         draft = None if options.draft_model is None else find_model(options.draft_model, environ)
-        paths.prepare()
+        paths.check()
     except TesseraError as error:
         raise CommandError(error.message) from None
-    except OSError as error:
-        raise CommandError(f"cannot use the state directory: {error}") from None
     extra: tuple[str, ...] = ("--state-dir", str(paths.state_dir), "--model", str(model))
     if draft is not None:
         extra = (*extra, "--draft-model", str(draft))

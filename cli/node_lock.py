@@ -35,14 +35,18 @@ def sole_supervisor(paths: StatePaths) -> Iterator[None]:
         deadline = time.monotonic() + LOOK_SECONDS
         while not _take(descriptor, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise CommandError(
-                    f"another `tessera up` runs on {paths.state_dir}; stop it, or choose another --state-dir"
-                )
+                raise _taken(paths)
             time.sleep(POLL_SECONDS)
         paths.endpoint_file.unlink(missing_ok=True)  # of one that was killed
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_second(paths: StatePaths) -> None:
+    """Raises CommandError, before anything is made, if another supervisor holds the lock of a state directory."""
+    if is_supervised(paths):
+        raise _taken(paths)
 
 
 def is_supervised(paths: StatePaths) -> bool:
@@ -61,6 +65,10 @@ def describe_absence(paths: StatePaths, environ: Mapping[str, str]) -> str:
     """A sentence for who calls the node of a state directory on which none runs: that, and how to start one."""
     flag = "" if paths.state_dir == default_state_dir(environ) else f" --state-dir {paths.state_dir}"
     return f"no node runs on {paths.state_dir}; start one with `tessera up{flag}`"
+
+
+def _taken(paths: StatePaths) -> CommandError:
+    return CommandError(f"another `tessera up` runs on {paths.state_dir}; stop it, or choose another --state-dir")
 
 
 def _take(descriptor: int, kind: int) -> bool:

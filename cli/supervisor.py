@@ -31,6 +31,10 @@ FIRST_SILENCE_SECONDS, SILENCE_SECONDS = 5.0, 15.0
 NO_WORD = "its program is being loaded"
 
 
+class RefusedStart(CommandError):
+    """A child ended with an error before it ever served, and would again."""
+
+
 class Stopped(Exception):
     """The wait ended because the owner wants to stop."""
 
@@ -181,7 +185,7 @@ class Supervisor:
         for line in child.last_lines() or nothing_said(child.log):
             self.announce(f"  | {line}")
         if status > 0 and not slot.has_served:  # it refused to start, and would again
-            raise CommandError(f"{slot.spec.name} could not start; why stands above. Its log: {child.log}")
+            raise RefusedStart(f"{slot.spec.name} could not start; why stands above. Its log: {child.log}")
         if delay is None:
             raise CommandError(
                 f"{slot.spec.name} ended {self.limits.max_crashes + 1} times within "

@@ -19,12 +19,13 @@ from cli.client import Client
 from cli.errors import EXIT_USAGE, CommandError
 from cli.files import read_authority, read_key
 from cli.first_key import expect_key, unshown_key
+from cli.fresh_state import FreshState
 from cli.interrupts import Interrupts
 from cli.node import Node, plan_node, unknown_variables, up_parser
-from cli.node_lock import sole_supervisor
+from cli.node_lock import refuse_second, sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from cli.preflight import check_options
-from cli.supervisor import POLL_SECONDS, Stopped, Supervisor
+from cli.supervisor import POLL_SECONDS, RefusedStart, Stopped, Supervisor
 from common.paths import default_state_dir
 
 READY_SECONDS = 900.0  # busy cores may compile kernels for minutes; a child that dies too often ends the wait sooner
@@ -44,11 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     with state_directory(arguments) as flags:
         node = plan_node([flag for flag in arguments if flag != EPHEMERAL], os.environ, flags)
         check_options(node.options)
+        refuse_second(node.paths)
+        node.check_ports()
+        fresh = FreshState(node)
         with sole_supervisor(node.paths):
-            node.check_ports()
             for name in unknown_variables(os.environ):
                 print(f"tessera: warning: {name} is no option and has no effect", file=sys.stderr, flush=True)
-            return _run(node, interrupts)
+            return _run(node, interrupts, fresh)
 
 
 @contextmanager
@@ -79,20 +82,19 @@ def drain_grace_seconds(node: Node) -> float:
     return node.options.drain_seconds + GRACE_BEYOND_DRAIN_SECONDS
 
 
-def _run(node: Node, interrupts: Interrupts) -> int:
+def _run(node: Node, interrupts: Interrupts, fresh: FreshState) -> int:
     supervisor = make_supervisor(node, interrupts)
     expect_key(node.paths)
     began = time.monotonic()
-    status = 0
+    status, is_refused = 0, False
     tell_phase(node.paths, STARTING)
     tell_endpoint(node)
     try:
         supervisor.start(READY_SECONDS)
         tell_phase(node.paths, None)
         seconds = time.monotonic() - began
-        told = describe_node(
-            node, supervisor.pids(), seconds, key=unshown_key(node.paths), chats=takes_conversations(node)
-        )
+        key = unshown_key(node.paths, terminal=sys.stdout.isatty())
+        told = describe_node(node, supervisor.pids(), seconds, key=key, chats=takes_conversations(node))
         print(told, flush=True)
         while not interrupts.stopping():
             supervisor.poll()
@@ -101,13 +103,16 @@ def _run(node: Node, interrupts: Interrupts) -> int:
         pass
     except CommandError as error:
         print(f"tessera up: {error.message}", file=sys.stderr, flush=True)
-        status = error.status
+        status, is_refused = error.status, isinstance(error, RefusedStart)
     finally:
         tell_phase(node.paths, DRAINING)
         print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
         clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
         node.paths.endpoint_file.unlink(missing_ok=True)
         tell_phase(node.paths, None)
+    if is_refused and fresh.remove():
+        told = f"{node.paths.state_dir} is removed again, with its logs: this start had made it"
+        print(f"tessera: {told}", file=sys.stderr, flush=True)
     print("tessera: stopped", file=sys.stderr, flush=True)
     return status if clean else status or 1
 
@@ -136,8 +141,8 @@ def takes_conversations(node: Node) -> bool:
 
 
 def describe_node(node: Node, pids: dict[str, int], seconds: float, *, key: str | None, chats: bool = True) -> str:
-    """What runs, where it answers and how to call it; `key` is the default tenant's, where it is to be shown, and
-    without `chats` the model has no chat template."""
+    """What runs, where it answers and how to call it; `key` is what to say of the default tenant's, and without
+    `chats` the model has no chat template."""
     options, paths = node.options, node.paths
     command = "tessera" if shutil.which("tessera") else sys.argv[0]
     endpoint = callable_address(options.listen, secure=options.tls_cert is not None)

@@ -119,11 +119,11 @@ class StatePaths:
         """Locked by the one cache manager of this state directory."""
         return self.state_dir / "cachemgr.lock"
 
-    def prepare(self) -> None:
-        """Make the folders, mode 0700; `run` and `logs` get it back where it is wider.
+    def check(self) -> None:
+        """Raises FailedPrecondition, and changes nothing, where a socket path would be too long, and where the state
+        directory is another user's or others may write to it.
 
-        Raises FailedPrecondition where a socket path would be too long, where the folders cannot be made, and where
-        others may write to the state directory. One that others may only read is warned of: what it holds is private.
+        Another user's is refused to root as well, which could write there: what it made would be closed to the owner.
         """
         longest = os.fsencode(kept_path(self.decoder_socket(99)))
         if len(longest) > SOCKET_PATH_BYTES:
@@ -132,12 +132,31 @@ class StatePaths:
                 f"allowed are {SOCKET_PATH_BYTES}; choose a shorter --state-dir"
             )
         try:
+            found = self.state_dir.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unusable(error) from error
+        if found.st_uid != os.geteuid():
+            raise FailedPrecondition(
+                f"--state-dir {self.state_dir} belongs to user {found.st_uid}, and this is user {os.geteuid()}; run as "
+                "its user, or choose another --state-dir"
+            )
+        if (mode := stat.S_IMODE(found.st_mode)) & 0o022:
+            raise FailedPrecondition(
+                f"--state-dir {self.state_dir} has mode {mode:04o}: others may write to it; chmod it to 0700"
+            )
+
+    def prepare(self) -> None:
+        """Make the folders, mode 0700; `run` and `logs` get it back where it is wider.
+
+        Raises FailedPrecondition as `check`, and where the folders cannot be made. A state directory that others may
+        only read is warned of: what it holds is private.
+        """
+        self.check()
+        try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = stat.S_IMODE(self.state_dir.stat().st_mode)
-            if mode & 0o022:
-                raise FailedPrecondition(
-                    f"--state-dir {self.state_dir} has mode {mode:04o}: others may write to it; chmod it to 0700"
-                )
             if mode & 0o077:
                 get_logger().warning("state_dir_open", mode=f"{mode:04o}", remedy="chmod it to 0700")
             for folder in (self.run_dir, self.logs_dir):
@@ -145,9 +164,12 @@ class StatePaths:
                 if stat.S_IMODE(folder.stat().st_mode) != 0o700:
                     folder.chmod(0o700)
         except OSError as error:
-            raise FailedPrecondition(
-                f"--state-dir {self.state_dir} cannot be used: {error.strerror}; choose a folder that is yours to write"
-            ) from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> FailedPrecondition:
+        return FailedPrecondition(
+            f"--state-dir {self.state_dir} cannot be used: {error.strerror}; choose a folder that is yours to write"
+        )
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:

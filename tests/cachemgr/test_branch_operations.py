@@ -14,6 +14,7 @@ from cachemgr.clocks import Clocks
 from common.tokens import pack_tokens
 from tessera.admin.v1 import admin_pb2
 from tessera.cache.v1 import cache_pb2, cache_pb2_grpc
+from tests.cachemgr.admin_rig import audit_lines
 from tests.cachemgr.daemon_rig import Rig, SessionClient, acquire_request, ids, report_request, running
 from tests.cachemgr.rig import eventually_async
 
@@ -165,6 +166,41 @@ def test_branches_by_handle_fork_cut_and_drop() -> None:
         for handle in (kept.handle, one, three):
             await stub.DropBranch(cache_pb2.DropBranchRequest(grant=grant, handle=handle))
         assert await rig.is_quiet()
+
+    on_daemon(body)
+
+
+def test_an_operator_ends_a_kept_branch_by_its_number() -> None:
+    """Its handle is NOT_FOUND then and its blocks are held by nobody, but cached; another branch stays. No other number
+    ends anything, and the audit log and the events have it."""
+
+    async def body(rig: Rig) -> None:
+        drop = admin_pb2.DropBranchRequest
+        assert (await code_of(rig.admin.DropBranch(drop(branch=1))))[0] is grpc.StatusCode.NOT_FOUND  # no decoder yet
+        decoder = await rig.attach()
+        first = await keep(rig, decoder, list(range(10, 10 + 2 * B + 1)))
+        second = await keep(rig, decoder, list(range(50, 50 + B)))
+        listed = (await rig.admin.ListBranches(admin_pb2.ListBranchesRequest())).branches
+        assert [branch.num_tokens for branch in listed] == [2 * B + 1, B]
+        held = (await rig.admin.GetSnapshot(admin_pb2.GetSnapshotRequest())).cached_blocks
+        for number, code in ((0, "INVALID_ARGUMENT"), (2**63, "INVALID_ARGUMENT"), (999, "NOT_FOUND")):
+            assert (await code_of(rig.admin.DropBranch(drop(branch=number))))[0].name == code
+        await rig.admin.DropBranch(drop(branch=listed[0].branch))
+        assert [b.branch for b in (await rig.admin.ListBranches(admin_pb2.ListBranchesRequest())).branches] == [
+            listed[1].branch
+        ]
+        after = await rig.admin.GetSnapshot(admin_pb2.GetSnapshotRequest())
+        assert (
+            after.cached_blocks >= held + 2 and (await rig.admin.CheckIntegrity(admin_pb2.CheckIntegrityRequest())).ok
+        )
+        gone = await decoder.ask(acquire=acquire_request(await rig.grant(), [7], base_handle=first.handle))
+        assert gone.failure.reason == "BRANCH_NOT_FOUND"
+        lease = await begin(rig, decoder, [7], base_handle=second.handle)
+        assert ids(lease.base_tokens) == list(range(50, 50 + B)), "positive control: the other goes on"
+        assert (await code_of(rig.admin.DropBranch(drop(branch=listed[0].branch))))[0] is grpc.StatusCode.NOT_FOUND
+        lines = [line for line in audit_lines(rig) if line["method"] == "DropBranch"]
+        assert [line["outcome"] for line in lines].count("OK") == 1 and len(lines) == 6
+        assert {"branch": listed[0].branch} in [line["fields"] for line in lines]
 
     on_daemon(body)
 

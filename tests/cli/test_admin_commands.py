@@ -188,6 +188,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         (["pins"], ("ListPins", {"page_size": 1000}), ["acme", "160", "12.5"]),
         (["unpin", "4"], ("UnpinPrefix", {"pin": "4"}), ["pin 4 is over"]),
         (["branches"], ("ListBranches", {"page_size": 1000}), ["99", "30.0"]),
+        (["drop-branch", "7"], ("DropBranch", {"branch": "7"}), ["conversation 7 is over"]),
         (
             ["tree", "--tenant", "acme"],
             ("ListPrefixes", {"tenant": "acme", "page_size": 1000}),

@@ -192,3 +192,20 @@ def test_what_is_wrong_with_a_state_directory_is_said(folder: Path) -> None:
     state.state_dir.chmod(0o770)
     with pytest.raises(FailedPrecondition, match="0770"):
         state.prepare()
+
+
+def test_a_state_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To root as well, who could write to it: what a node of root's makes there would be closed to its owner. Nothing
+    in it is changed."""
+    state = StatePaths(folder / "state")
+    state.prepare()
+    state.run_dir.rmdir()
+    owner = state.state_dir.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if owner else 12_345)
+    for refuse in (state.check, state.prepare):
+        with pytest.raises(FailedPrecondition, match=f"state belongs to user {owner}, and this is user"):
+            refuse()
+    assert not state.run_dir.exists()
+    monkeypatch.undo()
+    state.prepare()
+    assert state.run_dir.exists(), "control: its owner may"

@@ -835,6 +835,16 @@ class ListBranchesResponse(_message.Message):
     next_page_token: str
     def __init__(self, branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class DropBranchRequest(_message.Message):
+    __slots__ = ("branch",)
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    def __init__(self, branch: _Optional[int] = ...) -> None: ...
+
+class DropBranchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetHitRateLimitsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

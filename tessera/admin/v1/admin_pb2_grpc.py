@@ -188,6 +188,11 @@ class AdminServiceStub:
                 request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.SerializeToString,
                 response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.FromString,
                 _registered_method=True)
+        self.DropBranch = channel.unary_unary(
+                '/tessera.admin.v1.AdminService/DropBranch',
+                request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchRequest.SerializeToString,
+                response_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchResponse.FromString,
+                _registered_method=True)
         self.GetHitRateLimits = channel.unary_unary(
                 '/tessera.admin.v1.AdminService/GetHitRateLimits',
                 request_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.GetHitRateLimitsRequest.SerializeToString,
@@ -418,6 +423,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropBranch(self, request, context):
+        """DropBranch ends a kept branch: its handle is NOT_FOUND from then on. What it had published stays cached, and a request
+        that goes on from it already runs to its end (AbortRequest ends that). NOT_FOUND where there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetHitRateLimits(self, request, context):
         """GetHitRateLimits replays the recent admissions against an infinite cache and against the best possible eviction.
         """
@@ -577,6 +590,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListBranches,
                     request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.FromString,
                     response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.SerializeToString,
+            ),
+            'DropBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropBranch,
+                    request_deserializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchRequest.FromString,
+                    response_serializer=tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchResponse.SerializeToString,
             ),
             'GetHitRateLimits': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHitRateLimits,
@@ -1398,6 +1416,33 @@ class AdminService:
             '/tessera.admin.v1.AdminService/ListBranches',
             tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesRequest.SerializeToString,
             tessera_dot_admin_dot_v1_dot_admin__pb2.ListBranchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.admin.v1.AdminService/DropBranch',
+            tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchRequest.SerializeToString,
+            tessera_dot_admin_dot_v1_dot_admin__pb2.DropBranchResponse.FromString,
             options,
             channel_credentials,
             insecure,
