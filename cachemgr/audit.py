@@ -35,7 +35,7 @@ class AuditLog:
         self._wall_ns = wall_ns
         self._max_file_bytes = max_file_bytes
         self._fd: int | None = None
-        self._torn = False
+        self._begins_torn = False
         self._second = 0
         self._unknown = 0
         self._suppressed = 0
@@ -85,18 +85,19 @@ class AuditLog:
         if os.fstat(fd).st_size + len(line) > self._max_file_bytes:
             self._rotate()
             fd = self._open()
-        if self._torn:
+        if self._begins_torn:
             line = b"\n" + line
-        written = os.write(fd, line)
-        self._torn = written != len(line)
-        if self._torn:
+        if os.write(fd, line) != len(line):
             raise OSError(0, "the line was cut off")
+        self._begins_torn = False
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = self._fd = os.open(self._path, flags, 0o600)
-        if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
+        found = os.fstat(fd)
+        if stat.S_IMODE(found.st_mode) != 0o600:
             os.fchmod(fd, 0o600)
+        self._begins_torn = os.pread(fd, 1, max(0, found.st_size - 1)) not in (b"", b"\n")  # its end is no line's
         return fd
 
     def _rotate(self) -> None:

@@ -6,6 +6,7 @@ the terminal reaches the supervisor alone), and writes straight to its file, so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -85,8 +86,9 @@ class Child:
         """Start `spec`. Call it from the main thread: the kernel's leash is tied to the thread that forks."""
         if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
             log.replace(log.with_suffix(log.suffix + ".1"))
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            _end_line(descriptor)
             tail = LogTail(log)
             wrapper = (sys.executable, "-I", "-S", str(Path(leash.__file__).resolve()), str(os.getpid()))
             process = subprocess.Popen(
@@ -134,6 +136,14 @@ class Child:
             file.seek(max(self._born, size - MAX_TAIL_BYTES))
             lines = last_words(file.read().decode("utf-8", "replace").splitlines(), count)
         return [line for line in lines if line not in self._told]
+
+
+def _end_line(log: int) -> None:
+    """The life before may have ended within a line, on a full disk, say: the next one begins on a line of its own."""
+    size = os.fstat(log).st_size
+    if size and os.pread(log, 1, size - 1) != b"\n":
+        with contextlib.suppress(OSError):
+            os.write(log, b"\n")
 
 
 def nothing_said(log: Path) -> list[str]:

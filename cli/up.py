@@ -26,6 +26,7 @@ from cli.node_lock import refuse_second, sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
 from cli.preflight import check_options
 from cli.supervisor import POLL_SECONDS, RefusedStart, Stopped, Supervisor
+from cli.terminal import say
 from common.paths import default_state_dir
 
 READY_SECONDS = 900.0  # busy cores may compile kernels for minutes; a child that dies too often ends the wait sooner
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         fresh = FreshState(node)
         with sole_supervisor(node.paths):
             for name in unknown_variables(os.environ):
-                print(f"tessera: warning: {name} is no option and has no effect", file=sys.stderr, flush=True)
+                say(f"tessera: warning: {name} is no option and has no effect")
             return _run(node, interrupts, fresh)
 
 
@@ -71,7 +72,7 @@ def make_supervisor(node: Node, interrupts: Interrupts) -> Supervisor:
     return Supervisor(
         stages=node.stages(),
         log_dir=node.paths.logs_dir,
-        announce=lambda line: print(f"tessera: {line}", file=sys.stderr, flush=True),
+        announce=lambda line: say(f"tessera: {line}"),
         stopping=interrupts.stopping,
         compiling=lambda: tell_phase(node.paths, COMPILING),
     )
@@ -95,25 +96,25 @@ def _run(node: Node, interrupts: Interrupts, fresh: FreshState) -> int:
         seconds = time.monotonic() - began
         key = unshown_key(node.paths, terminal=sys.stdout.isatty())
         told = describe_node(node, supervisor.pids(), seconds, key=key, chats=takes_conversations(node))
-        print(told, flush=True)
+        say(told, sys.stdout)
         while not interrupts.stopping():
             supervisor.poll()
             time.sleep(POLL_SECONDS)
     except Stopped:
         pass
     except CommandError as error:
-        print(f"tessera up: {error.message}", file=sys.stderr, flush=True)
+        say(f"tessera up: {error.message}")
         status, is_refused = error.status, isinstance(error, RefusedStart)
     finally:
         tell_phase(node.paths, DRAINING)
-        print("tessera: draining; Ctrl-C again kills", file=sys.stderr, flush=True)
+        say("tessera: draining; Ctrl-C again kills")
         clean = supervisor.stop(drain_grace_seconds(node), interrupts.hurry)
         node.paths.endpoint_file.unlink(missing_ok=True)
         tell_phase(node.paths, None)
     if is_refused and fresh.remove():
         told = f"{node.paths.state_dir} is removed again, with its logs: this start had made it"
-        print(f"tessera: {told}", file=sys.stderr, flush=True)
-    print("tessera: stopped", file=sys.stderr, flush=True)
+        say(f"tessera: {told}")
+    say("tessera: stopped")
     return status if clean else status or 1
 
 

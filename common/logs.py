@@ -5,7 +5,9 @@ Prompt text, keys, grants and handles never reach a log; `drop_secrets` is the l
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -27,15 +29,43 @@ def drop_secrets(_logger: object, _name: str, event: MutableMapping[str, Any]) -
 
 
 class StderrLogger:
-    """Writes each line to the standard error of the moment, so that a redirected stream is followed."""
+    """Writes each line to the standard error of the moment, so that a redirected stream is followed.
+
+    A line that a full disk does not take is lost and stops nobody. The next that is taken begins on a line of its own,
+    whatever was left of those before, and their number follows it.
+    """
+
+    _num_lost = 0
+    _torn = False
 
     def __init__(self, *_args: object) -> None:
         pass
 
     def msg(self, message: str) -> None:
         """Write one line."""
-        sys.stderr.write(message + "\n")
-        sys.stderr.flush()
+        try:
+            descriptor = sys.stderr.fileno()
+        except (OSError, ValueError):  # a stream in memory
+            sys.stderr.write(f"{message}\n")
+            sys.stderr.flush()
+            return
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        StderrLogger._write(descriptor, f"{message}\n".encode("utf-8", "backslashreplace"))
+
+    @classmethod
+    def _write(cls, descriptor: int, line: bytes) -> None:
+        left = line if not cls._torn else b"\n" + line
+        try:
+            while left:  # past the stream's buffer, which keeps or drops what it could not write as it likes
+                left = left[os.write(descriptor, left) :]
+                cls._torn = bool(left)
+        except OSError:
+            cls._num_lost += 1
+            return
+        if cls._num_lost:
+            num_lost, cls._num_lost = cls._num_lost, 0
+            get_logger().warning("log_lines_lost", num_lines=num_lost)
 
     debug = info = warning = error = critical = exception = msg
 

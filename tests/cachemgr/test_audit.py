@@ -113,6 +113,19 @@ def test_line_that_was_cut_off_spoils_no_other(tmp_path, monkeypatch):
     assert json.loads(whole)["method"] == "B"
 
 
+def test_line_that_a_daemon_before_left_unfinished_spoils_no_other(tmp_path):
+    """A new log on the file begins on a line of its own; after a whole line, or none, it adds no empty one."""
+    path = tmp_path / "audit.log"
+    path.write_text('{"time":"20')
+    path.chmod(0o600)
+    for method in "AB":
+        AuditLog(path).record("operator", method, {}, "OK", {})
+    torn, *whole = path.read_text().splitlines()
+    assert torn == '{"time":"20' and [json.loads(line)["method"] for line in whole] == ["A", "B"]
+    AuditLog(tmp_path / "fresh").record("operator", "C", {}, "OK", {})
+    assert len((tmp_path / "fresh").read_text().splitlines()) == 1
+
+
 def test_callers_without_a_credential_cannot_flood_it(tmp_path):
     """So many a second are written, the others are counted in the next line."""
     clock = Clock()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.child import ChildSpec, LogTail
+from cli.child import Child, ChildSpec, LogTail
 from cli.errors import CommandError
 from cli.log_lines import COMPILING
 from cli.restarts import RestartLimits
@@ -350,6 +350,16 @@ def test_children_have_process_groups_and_logs_of_their_own(rig: Rig) -> None:
     pid = supervisor.pids()["gateway"]
     assert os.getpgid(pid) == pid != os.getpgid(0)
     assert (rig.folder / "gateway.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_life_begins_on_a_line_of_its_own(rig: Rig) -> None:
+    """Where the one before ended within a line, on a full disk, say; after a whole line nothing is added."""
+    log = rig.folder / "x.log"
+    for before, expected in (('{"event": "cut', ['{"event": "cut', "alive"]), ("whole\n", ["whole", "alive"])):
+        log.write_text(before)
+        child = Child.start(ChildSpec("x", (sys.executable, "-c", "print('alive')")), log, dict(os.environ))
+        wait_until(lambda ended=child: ended.exit_status() is not None, "it has ended")
+        assert log.read_text().splitlines() == expected
 
 
 def test_a_log_is_read_in_whole_lines(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import shutil
 import socket
 import sys
@@ -166,6 +168,24 @@ def test_clients_know_the_address_from_the_start_to_the_end(
     assert ["is starting" in phase for _, phase in seen] == [True, False]
     assert ["is draining" in phase for _, phase in seen] == [False, True]
     assert not node.paths.endpoint_file.exists() and not node.paths.phase_file.exists()
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "pipe"), OSError(errno.ENOSPC, "full")])
+def test_a_node_outlives_the_reader_of_its_lines(node: Node, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    """`tessera up | head`, or a full disk behind `up > file`: it becomes ready, and drains when asked, all the same."""
+
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            nonlocal tried
+            tried += 1
+            raise error
+
+    tried, stopped = 0, []
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert run(node, monkeypatch, nothing, lambda: stopped.append(True)) == 0
+    assert stopped and tried >= 3
+    assert not node.paths.endpoint_file.exists()
 
 
 def test_clients_read_that_kernels_are_compiled(node: Node) -> None:
