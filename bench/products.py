@@ -1,6 +1,6 @@
 """How near are the matrix products of a step to this machine? Rows x achieved rate x fraction of the limit.
 
-    tessera bench products [--model PATH] [--dtype bfloat16|float32] [--rows 1,2,4,...]
+    tessera bench products [--model PATH] [--dtype bfloat16|float32] [--kv-dtype float16|bfloat16] [--rows 1,2,4,...]
 
 The products of a whole step alone, on one thread: every matrix of every layer and the output matrix, with random
 weights. Their limit is the slower of reading the weights once and of the arithmetic, at the rates of `bench/limits.py`
@@ -24,11 +24,13 @@ from bench.limits import better, describe_limits, layer_shapes, measure_limits
 from bench.setting import make_parser, model_shape, positive, positive_list, read_setting, start_report
 from bench.table import Cell
 from bench.work import ModelWork
+from common.layout import KV_DTYPES, default_kv_dtype
 from decoder.kernels import amx, sets, simd
 from decoder.kernels import frame as f
 from decoder.kernels.compiled import entry
 from decoder.kernels.linear import STORE, linear
 from decoder.kernels.step import enter, leave
+from decoder.models.kernel_choice import choose_kernels
 from decoder.models.packing import Memory, packed_elements, round_up, to_bfloat16
 from decoder.models.workspace import aligned
 
@@ -52,13 +54,6 @@ def _multiply(
     leave(kernels)
 
 
-def choose_kernels(dtype: str) -> sets.Kernels:
-    """The set that a model of this type of weights has on this CPU beside the default keys and values."""
-    if dtype == "float32":
-        return sets.Float32Kernels()
-    return sets.AmxWideKernels(sets.Float16Storage()) if amx.available() else sets.WideKernels(sets.Float16Storage())
-
-
 @dataclass(slots=True)
 class Products:
     """Matrices with random weights in one memory, as (columns, depth, address), and room for `most_rows` rows."""
@@ -70,8 +65,11 @@ class Products:
     buffers: tuple[NDArray[np.uint8], ...]
 
     @classmethod
-    def of(cls, shapes: Sequence[tuple[int, int]], dtype: str, most_rows: int) -> Products:
-        """Matrices of `shapes` (outputs, inputs)."""
+    def of(
+        cls, shapes: Sequence[tuple[int, int]], dtype: str, most_rows: int, kernels: sets.Kernels | None = None
+    ) -> Products:
+        """Matrices of `shapes` (outputs, inputs), for the set that a model has beside the default keys and values."""
+        kernels = kernels or choose_kernels(default_kv_dtype(dtype), bfloat16=dtype == "bfloat16", head_dim=64)
         values = np.random.default_rng(0).standard_normal(_PATTERN).astype(np.float32)
         pattern: NDArray[Any] = values if dtype == "float32" else to_bfloat16(values)
         memory = Memory(sum(packed_elements(*shape) * pattern.itemsize + 64 for shape in shapes))
@@ -85,7 +83,7 @@ class Products:
         buffers = tuple(aligned(size) for size in sizes)
         # Halves of float32 as well as bfloat16: inputs are random numbers in every layout, and never zeros.
         buffers[2][:] = np.resize(to_bfloat16(values).view(np.uint8), sizes[2])
-        return cls(choose_kernels(dtype), matrices, most_rows, memory, buffers)
+        return cls(kernels, matrices, most_rows, memory, buffers)
 
     def seconds(self, rows: int, repeats: int) -> float:
         """The least time of all products with `rows` rows, after one that is not counted."""
@@ -106,6 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
     parser = make_parser("products", __doc__)
     parser.set_defaults(threads=1)
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values, which decides that of inputs")
     parser.add_argument("--rows", type=positive_list, default=",".join(map(str, ROWS)), help="rows of the products")
     parser.add_argument("--repeats", type=positive, default=9, help="the fastest of so many counts")
     namespace = parser.parse_args(list(arguments))
@@ -117,7 +116,11 @@ def main(arguments: Sequence[str]) -> int:
     shapes = layer_shapes(work) * work.config.num_layers + [(work.config.vocab_size, work.config.hidden_size)]
     operations = 2.0 * sum(outputs * inputs for outputs, inputs in shapes)
     before = measure_limits(work, setting.dtype, 1)
-    products = Products.of(shapes, setting.dtype, max(namespace.rows))
+    kernels = choose_kernels(
+        namespace.kv_dtype or default_kv_dtype(setting.dtype), bfloat16=setting.dtype == "bfloat16",
+        head_dim=work.config.head_dim,
+    )  # fmt: skip
+    products = Products.of(shapes, setting.dtype, max(namespace.rows), kernels)
     times = {rows: products.seconds(rows, namespace.repeats) for rows in namespace.rows}
     limits = better(before, measure_limits(work, setting.dtype, 1))
     table: list[list[Cell]] = []

@@ -1,16 +1,19 @@
-"""Options of the simulation, and Hypothesis without chance: see docs/testing.md."""
+"""Options of the simulation, and Hypothesis without chance and without a clock: see docs/testing.md."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Processes that tests start leave nothing in the cache folder of whoever runs them.
 os.environ.setdefault("TESSERA_WEIGHTS_CACHE", "none")
 
-settings.register_profile("same-every-time", derandomize=True)
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile(
+    "same-every-time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("same-every-time")
 
 

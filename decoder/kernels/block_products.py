@@ -66,10 +66,7 @@ def _for_many_rows(kernels: Any, weights: Any, depth: Any, sums: Any) -> Any:
 @kernel
 def _pace(passes: int) -> int:
     """Bytes by which the prefetched address moves with each step, so that all passes over a run fetch the next one."""
-    pace = LINE_BYTES
-    while passes > 1:
-        passes, pace = (passes + 1) >> 1, pace >> 1
-    return max(pace, 1)
+    return (LINE_BYTES + passes - 1) // passes
 
 
 @kernel

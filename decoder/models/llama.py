@@ -10,7 +10,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,12 @@ from common.errors import Internal
 from common.layout import KvDtype, KvLayout
 from decoder.batch import StepBatch
 from decoder.grouped_arena import GroupedArena, parts_of, usable_blocks
-from decoder.kernels import amx, blocks, row_tiles, sets, step, sync
+from decoder.kernels import blocks, step, sync
 from decoder.kernels import frame as f
 from decoder.models.adapter_weights import AdapterWeights, Layer
 from decoder.models.checks import check_batch, check_window_blocks
 from decoder.models.config import ModelConfig, ModelDigests, refuse
+from decoder.models.kernel_choice import choose_kernels
 from decoder.models.matrices import GroupedMatrices, Read
 from decoder.models.packing import FloatArray, Memory
 from decoder.models.weights import MakeMemory, PackedWeights
@@ -31,15 +32,6 @@ from decoder.models.workspace import Workspace
 
 IntArray = NDArray[np.int32]
 Arena = NDArray[Any]
-
-KERNEL_SETS = ("auto", "portable")
-_STORAGE: Final[dict[str, sets.Storage]] = {
-    "float32": sets.Float32Storage(),
-    "bfloat16": sets.Bfloat16Storage(),
-    "float16": sets.Float16Storage(),
-    "int8": sets.Int8Storage(),
-    "fp8_e4m3": sets.Float8Storage(),
-}
 
 
 def refuse_unserved(config: ModelConfig) -> None:
@@ -79,7 +71,9 @@ class CausalLM:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._bfloat16 = (dtype or layout.dtype) is KvDtype.BFLOAT16
         self._grouped = groups is not None
-        self._kernels = self._choose(kernels)
+        self._kernels = choose_kernels(
+            layout.kv_dtype, bfloat16=self._bfloat16, grouped=self._grouped, head_dim=config.head_dim, kernels=kernels
+        )
         self._frame: NDArray[np.int64] = np.zeros(f.FRAME_WORDS, np.int64)
         self._weights = PackedWeights(config, read, self._bfloat16, report, make_memory, groups)
         frame = self._frame
@@ -91,22 +85,6 @@ class CausalLM:
         self._workspace = Workspace(config, layout, self._frame, self.threads, self._kernels)
         self._team: sync.Team | None = None
         self._run: Callable[[int], None]
-
-    def _choose(self, kernels: str) -> sets.Kernels:
-        if kernels not in KERNEL_SETS:
-            raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
-        storage = _STORAGE[self.layout.kv_dtype]
-        if self._grouped:
-            return sets.GroupedKernels(storage)
-        if not self._bfloat16:
-            return sets.Float32Kernels(storage)
-        tiles = kernels == "auto" and amx.available()
-        if not isinstance(storage, sets.Bfloat16Storage):
-            return sets.AmxWideKernels(storage) if tiles else sets.WideKernels(storage)
-        # A head narrower than a tile would waste most of it.
-        if tiles and self.config.head_dim % 32 == 0:
-            return sets.AmxKernels()
-        return sets.DotKernels() if kernels == "auto" and row_tiles.HAS_DOTS else sets.Bfloat16Kernels()
 
     @property
     def weight_bytes(self) -> int:

@@ -1,0 +1,40 @@
+"""Which kernel set a model runs with on this CPU. Called by `llama.py` once per model, and by `bench/products.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from decoder.kernels import amx, row_tiles, sets
+
+KERNEL_SETS: Final = ("auto", "portable")
+_STORAGE: Final[dict[str, sets.Storage]] = {
+    "float32": sets.Float32Storage(),
+    "bfloat16": sets.Bfloat16Storage(),
+    "float16": sets.Float16Storage(),
+    "int8": sets.Int8Storage(),
+    "fp8_e4m3": sets.Float8Storage(),
+}
+
+
+def choose_kernels(
+    kv_dtype: str, *, bfloat16: bool, grouped: bool = False, head_dim: int, kernels: str = "auto"
+) -> sets.Kernels:
+    """The set for keys and values stored as `kv_dtype` and weights that are bfloat16, in groups, or else float32.
+
+    `kernels` is "auto" (the fastest the CPU has) or "portable"; `head_dim` is the size of a head. Raises ValueError
+    where `kernels` is neither.
+    """
+    if kernels not in KERNEL_SETS:
+        raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
+    storage = _STORAGE[kv_dtype]
+    if grouped:
+        return sets.GroupedKernels(storage)
+    if not bfloat16:
+        return sets.Float32Kernels(storage)
+    tiles = kernels == "auto" and amx.available()
+    if not isinstance(storage, sets.Bfloat16Storage):
+        return sets.AmxWideKernels(storage) if tiles else sets.WideKernels(storage)
+    # A head narrower than a tile would waste most of it.
+    if tiles and head_dim % 32 == 0:
+        return sets.AmxKernels()
+    return sets.DotKernels() if kernels == "auto" and row_tiles.HAS_DOTS else sets.Bfloat16Kernels()
