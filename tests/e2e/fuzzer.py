@@ -3,24 +3,24 @@
     python -m tests.e2e.fuzzer [--seconds 600] [--seed N] [--faults kill_decoder,evict]
 
 Each round is one trace (`traces.py`) on one long-lived node of two decoders under `tessera up`. A call that ends well
-equals its solo run; one that does not may only say what its own leaving or a fault of the round explains; after each
-round the node serves a probe, becomes quiet and its books add up. A failing round prints its seed.
+equals its solo run, one that goes on with a kept conversation that of the whole; one that does not may only say what
+its own leaving or a fault of the round (`upheavals.py`) explains; after each round the node serves a probe, becomes
+quiet and its books add up. A failing round prints its seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +28,14 @@ import grpc
 
 from common.rpc import open_sync_channel
 from tessera.admin.v1 import admin_pb2
+from tessera.inference.v1 import inference_pb2 as pb
 from tests.e2e.client import Result, make_request
 from tests.e2e.oracle import Solo
-from tests.e2e.processes import children_of, poll
+from tests.e2e.processes import poll
 from tests.e2e.rig import START_SECONDS, Node, SupervisedNode
+from tests.e2e.talks import Talks
 from tests.e2e.traces import FAULTS, GROUP, Call, Fault, Trace, make_trace
+from tests.e2e.upheavals import BEFORE, BEGUN, Upheavals
 from tests.tiny_models import make_tiny_llama
 
 AT_ONCE: Final = 12
@@ -41,10 +44,7 @@ DECODERS: Final = 2
 CALL_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 60.0
 PROBE: Final = list(range(40, 61))
-# What a call may end with where it did not leave by itself: a full queue or pool at any time, a lost process in a round
-# with a fault. The death of the cache manager ends no stream that has begun.
-AT_ANY_TIME: Final = {grpc.StatusCode.RESOURCE_EXHAUSTED}
-WITH_FAULTS: Final = AT_ANY_TIME | {grpc.StatusCode.UNAVAILABLE}
+AT_ANY_TIME: Final = {grpc.StatusCode.RESOURCE_EXHAUSTED}  # a full queue or pool; other errors: `upheavals.py`
 OPTIONS: Final = (
     "--threads",
     "1",
@@ -59,6 +59,22 @@ OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class MayEnd:
+    """What a call may end with, before its first message and after it."""
+
+    before: set[grpc.StatusCode]
+    begun: set[grpc.StatusCode]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A call that ended well: its result, and the request that says all that it was about."""
+
+    whole: pb.GenerateRequest
+    result: Result
+
+
 class Fuzzer:
     """Runs traces on one node. Raises AssertionError, with the seed in it, at the first round that goes wrong."""
 
@@ -69,6 +85,8 @@ class Fuzzer:
         self._faults = faults
         names = [f"fuzz-{number}" for number in range(1, TENANTS)]
         self._keys = [node.key, *(node.new_tenant(name) for name in names)]
+        self._upheavals = Upheavals(node, ["default", *names], self._keys)
+        self._talks = Talks(node, self._keys)
         node.admin.call("CreateGroup", admin_pb2.CreateGroupRequest(group=GROUP, tenants=["default", *names]))
         self.outcomes: Counter[str] = Counter()
 
@@ -83,73 +101,77 @@ class Fuzzer:
             raise AssertionError(f"seed {seed} ({happened}): {error}") from error
 
     def _play(self, trace: Trace) -> None:
+        self._upheavals.approve(trace.approved)
         begun = time.monotonic()
         kinds = {fault.kind for fault in trace.faults}
-        allowed = WITH_FAULTS if kinds - {"evict"} else AT_ANY_TIME
-        begun_allowed = WITH_FAULTS if kinds - {"evict", "kill_cachemgr"} else AT_ANY_TIME
-        faults = [threading.Thread(target=self._befall, args=(fault, begun)) for fault in trace.faults]
-        for thread in faults:
-            thread.start()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            futures = [pool.submit(self._call, call, begun, allowed, begun_allowed) for call in trace.calls]
-            results = [future.result() for future in futures]
-        for thread in faults:
-            thread.join()
-        for call, result in zip(trace.calls, results, strict=True):
-            if result is not None:
-                self.solo.check(call.request, result)
+        may_end = MayEnd(
+            AT_ANY_TIME.union(*(BEFORE[kind] for kind in kinds & set(BEFORE))),
+            AT_ANY_TIME.union(*(BEGUN[kind] for kind in kinds & set(BEGUN))),
+        )
+        with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(2) as others:
+            faults = [others.submit(self._befall, fault, begun) for fault in trace.faults]
+            futures: list[Future[Outcome | None]] = []
+            for place, call in enumerate(trace.calls):  # first in, first out: what a call waits for runs before it
+                before = None if call.after is None else futures[call.after]
+                futures.append(pool.submit(self._call, place, call, begun, may_end, before))
+            outcomes = [future.result() for future in futures]
+            for fault in faults:
+                fault.result()
+        for outcome in outcomes:
+            if outcome is not None:
+                self.solo.check(outcome.whole, outcome.result)
 
     def _call(
-        self, call: Call, begun: float, allowed: set[grpc.StatusCode], begun_allowed: set[grpc.StatusCode]
-    ) -> Result | None:
+        self, place: int, call: Call, begun: float, may_end: MayEnd, before: Future[Outcome | None] | None
+    ) -> Outcome | None:
         _wait_until(begun + call.at)
+        request, key = call.request, self._keys[call.tenant]
+        whole = request
+        if before is not None:
+            before.result()
+            if call.after not in self._talks:
+                return None
+            try:
+                request, whole = self._talks.go_on(call, key)
+            except grpc.RpcError as error:
+                self._expect(error, may_end.before | {grpc.StatusCode.NOT_FOUND}, "going on")
+                return None
         with contextlib.ExitStack() as stack:
             channel = self._node.channel
             if call.leave_after is not None and call.leave == "close":
                 channel = stack.enter_context(open_sync_channel(self._node.target))
-            stream = self._node.stream(call.request, key=self._keys[call.tenant], channel=channel, timeout=CALL_SECONDS)
+            stream = self._node.stream(request, key=key, channel=channel, timeout=CALL_SECONDS)
             try:
                 if call.leave_after is None:
                     result = stream.finish()
-                    self.outcomes["equal to solo"] += 1
-                    return result
+                    self.outcomes["equal to solo" if before is None else "went on"] += 1
+                    self._talks.remember(place, call, whole, result)
+                    return Outcome(whole, result)
                 while stream.num_tokens < call.leave_after and stream.step():
                     pass
                 if call.leave == "cancel":
                     stream.cancel()
                 self.outcomes["left"] += 1
             except grpc.RpcError as error:
-                if error.code() not in (allowed if stream.accepted is None else begun_allowed):
-                    when = "before" if stream.accepted is None else f"after {stream.num_tokens} tokens of"
-                    raise AssertionError(f"{when} its answer: {error.code()}: {error.details()}") from None
-                self.outcomes[error.code().name] += 1
+                if stream.accepted is not None:
+                    self._expect(error, may_end.begun, f"after {stream.num_tokens} tokens of its answer")
+                else:  # a conversation may have expired, or ended with its daemon or its tenant's secret
+                    over = set() if before is None else {grpc.StatusCode.NOT_FOUND}
+                    self._expect(error, may_end.before | over, "before its answer")
         return None
+
+    def _expect(self, error: grpc.RpcError, codes: set[grpc.StatusCode], when: str) -> None:
+        if error.code() not in codes:
+            raise AssertionError(f"{when}: {error.code()}: {error.details()}") from None
+        self.outcomes[error.code().name] += 1
 
     def _befall(self, fault: Fault, begun: float) -> None:
         _wait_until(begun + fault.at)
-        node = self._node
-        if fault.kind == "evict":
-            with contextlib.suppress(grpc.RpcError):  # in use, or the daemon is away
-                node.admin.evict_all()
-            return
-        name = {"kill_gateway": "gateway", "kill_cachemgr": "cachemgr"}.get(fault.kind, "decoder")
-        victim = self._find(name, fault.victim)
-        if victim is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if fault.kind != "stop_decoder":
-                os.kill(victim, signal.SIGKILL)
-                return
-            os.kill(victim, signal.SIGSTOP)
-            _wait_until(time.monotonic() + fault.seconds)
-            os.kill(victim, signal.SIGCONT)
-
-    def _find(self, name: str, index: int) -> int | None:
-        found = sorted(pid for pid, line in children_of(self._node.processes["up"].pid).items() if name in line.split())
-        return found[index % len(found)] if found else None
+        self._upheavals.befall(fault)
 
     def _settle(self) -> None:
         node = self._node
+        self._talks.drop_all()
         probe = make_request(PROBE, new=4)
         self.solo.check(probe, node.again(probe))
         poll(lambda: len(node.admin.sessions()) == DECODERS, within=START_SECONDS, what="every decoder is attached")

@@ -7,7 +7,7 @@ number; the machine decides how its events meet. Used by `fuzzer.py`.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,23 +19,34 @@ from tests.e2e.prompts import Prompts
 B: Final = 16
 TRACE_SECONDS: Final = 8.0
 GROUP: Final = "fuzz"  # all tenants of the fuzzer are members
-FAULTS: Final = ("kill_decoder", "kill_cachemgr", "kill_gateway", "stop_decoder", "evict")
+FAULTS: Final = (
+    "kill_decoder", "kill_cachemgr", "kill_gateway", "stop_decoder", "evict",
+    "rotate", "withdraw", "leave_group", "lower_ceiling", "drain", "revoke", "delete",
+)  # fmt: skip
+TURNS: Final = ("whole", "whole", "part", "fork", "cut")  # how a kept conversation is gone on with
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of one tenant. After `leave_after` tokens the client goes, by a cancel or by closing its channel."""
+    """One request of one tenant. After `leave_after` tokens the client goes, by a cancel or by closing its channel.
+
+    after: place of the call whose kept conversation it goes on with, by one of TURNS; None: it begins one
+    part:  which part of that conversation it goes on from, where that is not all of it
+    """
 
     at: float
     request: pb.GenerateRequest
     tenant: int
     leave_after: int | None
     leave: str
+    after: int | None = None
+    turn: str = ""
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What befalls the node. `victim` is the number of a decoder; `seconds` is how long a stopped one stands."""
+    """What befalls the node. `victim` is the number of a decoder or tenant; `seconds` is how long it lasts."""
 
     at: float
     kind: str
@@ -50,6 +61,7 @@ class Trace:
     seed: int
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...]
+    approved: tuple[int, ...]  # the tokens of the one approved prefix
 
 
 def make_trace(seed: int, model: Path, *, num_tenants: int, num_decoders: int, faults: tuple[str, ...]) -> Trace:
@@ -72,14 +84,42 @@ def make_trace(seed: int, model: Path, *, num_tenants: int, num_decoders: int, f
         Fault(
             at=source.uniform(0.5, TRACE_SECONDS),
             kind=source.choice(faults),
-            victim=source.randrange(num_decoders),
+            victim=source.randrange(num_decoders * num_tenants),
             seconds=source.uniform(0.1, 3.0),
         )
         for _ in range(source.choice([0, 1, 1, 2]) if faults else 0)
     ]
     return Trace(
-        seed, tuple(sorted(calls, key=lambda call: call.at)), tuple(sorted(befall, key=lambda fault: fault.at))
+        seed,
+        _with_turns(source, prompts, sorted(calls, key=lambda call: call.at)),
+        tuple(sorted(befall, key=lambda fault: fault.at)),
+        tuple(trunks[0][: source.randrange(1, 5 * B)]),
     )
+
+
+def _with_turns(source: random.Random, prompts: Prompts, calls: list[Call]) -> tuple[Call, ...]:
+    """Some of the calls go on with what an earlier one of their tenant keeps."""
+    turned: list[Call] = []
+    for call in calls:
+        kept = [
+            place
+            for place, earlier in enumerate(turned)
+            if earlier.tenant == call.tenant and earlier.leave_after is None and earlier.request.HasField("session")
+        ]
+        if kept and source.random() < 0.5:
+            request = pb.GenerateRequest()
+            request.CopyFrom(call.request)
+            request.sampling.n = 1
+            request.cache.ClearField("scope")
+            request.cache.ClearField("scope_name")
+            request.cache.ClearField("public_tokens")
+            del request.token_ids.ids[:]
+            request.token_ids.ids.extend(prompts.random.choices(prompts.ids, k=source.randrange(1, B)))
+            call = replace(
+                call, request=request, after=source.choice(kept), turn=source.choice(TURNS), part=source.random()
+            )
+        turned.append(call)
+    return tuple(turned)
 
 
 def _request(source: random.Random, prompts: Prompts, trunks: list[list[int]]) -> pb.GenerateRequest:
@@ -107,10 +147,13 @@ def _request(source: random.Random, prompts: Prompts, trunks: list[list[int]]) -
         request.cache.priority = source.randrange(101)
     if source.random() < 0.2:
         request.cache.ttl_seconds = source.uniform(0.1, 5)
-    if source.random() < 0.3:
+    scope = source.random()
+    if scope < 0.2:
+        request.cache.scope = common_pb2.SCOPE_PUBLIC  # as far as approved
+    elif scope < 0.5:
         request.cache.scope = common_pb2.SCOPE_GROUP
         request.cache.scope_name = GROUP
         request.cache.public_tokens = source.randrange(len(tokens) + 1)
-    if source.random() < 0.2:
-        request.session.keep_seconds = source.uniform(0.1, 2)
+    if source.random() < 0.4:
+        request.session.keep_seconds = source.uniform(0.1, 8)
     return request
