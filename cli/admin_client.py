@@ -37,7 +37,8 @@ FLAGS = {
 ADVICE = {
     "APPROVAL_NOT_FOUND": "`tessera admin approved` lists all",
     "BRANCH_NOT_FOUND": "`tessera admin branches` lists all",
-    "BLOCKS_IN_USE": "`tessera admin drain` waits for leases; --tenant T and --blocks N drop what nobody holds",
+    "BLOCKS_IN_USE": "`tessera admin drain` waits for leases, `drop-branch` ends a kept conversation; --tenant T and "
+    "--blocks N drop what nobody holds",
     "GROUP_NOT_FOUND": "`tessera admin groups` lists all",
     "KEY_NOT_FOUND": "`tessera admin keys` lists the ids of all",
     "PIN_NOT_FOUND": "`tessera admin pins` lists all",

@@ -131,14 +131,36 @@ def test_every_status_that_there_is_stands_in_the_table_of_errors() -> None:
     assert {code for code in codes if code not in table} == set()
 
 
-def test_the_example_of_scopes_makes_the_requests_that_it_says() -> None:
-    """The lines of docs/api.md run, and name both scopes."""
+def api_examples(folder: Path, endpoint: str) -> list[Path]:
+    """The Python examples of docs/api.md as files; only the address is another."""
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    (source,) = [part for part in page.split("```python\n")[1:] if "SCOPE_GROUP" in part.partition("```")[0]]
-    names: dict[str, Any] = {"handbook": "Be kind. ", "system_prompt": "You help. ", "question": "Why?"}
-    exec(source.partition("```")[0], names)
-    team, everyone = names["team"].cache, names["everyone"].cache
+    scripts = []
+    for number, source in enumerate(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)):
+        assert source.count("127.0.0.1:50051") == 1
+        scripts.append(folder / f"api-{number}.py")
+        scripts[-1].write_text(source.replace("127.0.0.1:50051", endpoint), encoding="utf-8")
+    assert len(scripts) == 3
+    return scripts
+
+
+def test_the_example_of_scopes_makes_the_requests_that_it_says(tmp_path: Path) -> None:
+    """That of docs/api.md names both scopes, the group's for the tokens of its handbook. All examples run on a node in
+    `tests/cli/test_up.py`."""
+    (tmp_path / ".local/state/tessera").mkdir(parents=True)
+    write_key(tmp_path / ".local/state/tessera/default.key")
+    fake = FakeInference()
+
+    def register(server: grpc.Server) -> None:
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+
+    with serving("127.0.0.1:0", register) as port:
+        scripts = api_examples(tmp_path, f"127.0.0.1:{port}")
+        (script,) = [script for script in scripts if "SCOPE_GROUP" in script.read_text(encoding="utf-8")]
+        answer = run_client(script, tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    team, everyone = (request.cache for request in fake.requests)
     assert (team.scope, team.scope_name, everyone.scope) == (common_pb2.SCOPE_GROUP, "team", common_pb2.SCOPE_PUBLIC)
+    assert (team.public_tokens, everyone.public_tokens) == (1, 0), "of one token is every text to the fake"
 
 
 def test_every_target_of_make_that_is_named_exists() -> None:

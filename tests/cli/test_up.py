@@ -18,7 +18,7 @@ from cli.demo import describe_results, free_port
 from common.paths import StatePaths
 from tests.cli.support import wait_until
 from tests.cli.test_supervisor import is_gone
-from tests.test_readme import readme_client, run_client
+from tests.test_readme import api_examples, readme_client, run_client
 from tests.tiny_models import make_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +104,27 @@ def test_the_client_of_the_first_page_works_on_a_real_node(node: RunningNode) ->
     assert "completion_tokens" in first.stdout
     assert "cached_tokens" not in first.stdout  # zero is not printed
     assert "cached_tokens" in second.stdout
+
+
+def test_the_examples_of_the_pages_work_on_a_real_node(node: RunningNode) -> None:
+    """Those of docs/api.md, each as it stands: an answer of a given form, wider scopes, conversations that are kept."""
+    assert node.run("admin", "groups", "create", "team", "default").returncode == 0
+    said = []
+    for script in api_examples(node.home, node.listen):
+        answer = run_client(script, node.home)
+        assert answer.returncode == 0, f"{script.read_text()}\n{answer.stderr}"
+        said.append(answer.stdout)
+    assert said[0].startswith("{") and all(said)
+    prefixes = json.loads(node.run("admin", "prefixes", "--json").stdout)
+    assert "@group" in {prefix["tenant"].partition(":")[0] for prefix in prefixes}
+    kept = [branch["branch"] for branch in json.loads(node.run("admin", "branches", "--json").stdout)]
+    assert kept, "conversations are kept"
+    refused = node.run("admin", "evict", "--all")
+    assert refused.returncode == 1 and "drop-branch" in refused.stderr
+    for branch in kept:
+        dropped = node.run("admin", "drop-branch", str(branch))
+        assert dropped.returncode == 0, dropped.stderr
+    assert json.loads(node.run("admin", "branches", "--json").stdout) == []
 
 
 def test_the_printed_python_client_works(node: RunningNode) -> None:

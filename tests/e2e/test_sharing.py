@@ -128,6 +128,22 @@ def test_tenants_share_an_approved_prefix_and_nothing_else(pair: Node, solo: Sol
     assert pair.generate(private, key=keys[0]).cached_tokens == 0
 
 
+def test_the_public_scope_without_a_number_serves_what_is_not_approved_privately(
+    pair: Node, solo: Solo, prompts: Prompts
+) -> None:
+    """No error, no token shared with another tenant, and found again by its own (docs/api.md). Once its beginning
+    is approved, the same request shares it."""
+    system, tail = prompts.tokens(4 * B), prompts.tokens(2 * B)
+    request = scoped([*system, *tail], common_pb2.SCOPE_PUBLIC, count=0)
+    keys = tenants_on(pair, request.token_ids.ids, "unapproved")
+    for key, expected in ((keys[0], 0), (keys[1], 0), (keys[0], len(system) + len(tail) - 1)):
+        result = pair.generate(request, key=key)
+        solo.check(request, result)
+        assert result.cached_tokens == expected
+    pair.admin.call("ApprovePrefix", admin_pb2.ApprovePrefixRequest(name="later", token_ids=system))
+    assert [pair.generate(request, key=key).cached_tokens for key in keys] == [0, len(system)]
+
+
 def test_a_group_is_shared_by_its_members(pair: Node, solo: Solo, prompts: Prompts) -> None:
     """Members hit what a member computed; a tenant that is none is refused as if there were no such group."""
     prompt = prompts.tokens(5 * B + 3)
