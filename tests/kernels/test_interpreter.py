@@ -11,13 +11,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "interpreted"
+FILES = sorted(FOLDER.glob("test_*.py"))
+MODELS = [path for path in FILES if path.name.startswith("test_device_")]
+KERNELS = [path for path in FILES if path not in MODELS]
+# A process imports for seconds before its first test, so that each has several files.
+PROCESSES = {"models-1": MODELS[::2], "models-2": MODELS[1::2], "kernels-1": KERNELS[::2], "kernels-2": KERNELS[1::2]}
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_kernels_equal_their_oracles_under_the_interpreter(file: str, request: pytest.FixtureRequest) -> None:
-    """Every test of the file passes in a process of its own; on a GPU they are collected as they stand as well."""
+@pytest.mark.parametrize("process", PROCESSES)
+def test_kernels_equal_their_oracles_under_the_interpreter(process: str, request: pytest.FixtureRequest) -> None:
+    """Every test of these files passes in a process of their own; on a GPU they are collected as they stand as well."""
     marks = request.config.getoption("markexpr") or "not gpu"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", marks, str(FOLDER / file)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", marks, *map(str, PROCESSES[process])]
     environ = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
