@@ -22,6 +22,8 @@ MAX_LISTED: Final = 8  # block numbers that one line names
 
 def say(found: list[str], blocks: NDArray[np.bool_] | BlockRun, what: str) -> None:
     """Adds one line if the mask has a block."""
+    if not (blocks.any() if blocks.dtype == np.bool_ else len(blocks)):
+        return
     numbers = np.flatnonzero(blocks) if blocks.dtype == np.bool_ else blocks
     if len(numbers):
         shown = ", ".join(str(number) for number in numbers[:MAX_LISTED].tolist())
