@@ -1,11 +1,19 @@
-"""Options of the simulation, and Hypothesis without chance and without a clock: see docs/testing.md."""
+"""Options of the simulation, Hypothesis without chance and without a clock, and which tests begin first: see
+docs/testing.md."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from decoder.__main__ import PASSIVE_THREADS
+
+# Threads of torch wait without spinning, as those of a decoder do: several processes share the cores.
+for name, value in PASSIVE_THREADS.items():
+    os.environ.setdefault(name, value)
 
 # Processes that tests start leave nothing in the cache folder of whoever runs them.
 os.environ.setdefault("TESSERA_WEIGHTS_CACHE", "none")
@@ -22,3 +30,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulation")
     group.addoption("--seeds", type=int, default=1000, help="how many seeds the simulation runs (default 1000)")
     group.addoption("--seed", type=int, default=None, help="run exactly this seed of the simulation")
+
+
+ROOT = Path(__file__).parent
+# Their tests share nodes, models or an oracle, which cost seconds: one process runs all tests of a folder or a file.
+TOGETHER = (
+    "e2e", "bench", "cli/test_up.py", "decoder/test_engine_llama.py", "decoder/test_models_transformers.py",
+    "decoder/test_process.py", "gateway/test_tokenizer.py", "test_cache_correctness.py", "test_shared_weights.py",
+)  # fmt: skip
+# What lasts longest begins first, so that neither process is left alone with it.
+FIRST = (
+    "e2e", "kernels/test_interpreter.py", "kernels/test_ahead_of_time.py", "decoder/test_models_transformers.py",
+    "simulation", "bench",
+)  # fmt: skip
+
+
+def _begins(path: Path, names: tuple[str, ...]) -> int:
+    """The place of the first name that is the path below `tests` or a folder of it; as many as there are for none."""
+    below = path.relative_to(ROOT)
+    return next((place for place, name in enumerate(names) if below.is_relative_to(name)), len(names))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order and groups of the tests where several processes share them (`make test`)."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        place = _begins(item.path, TOGETHER)
+        if place < len(TOGETHER):
+            item.add_marker(pytest.mark.xdist_group(TOGETHER[place]))
+    items.sort(key=lambda item: _begins(item.path, FIRST))

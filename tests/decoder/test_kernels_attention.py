@@ -51,10 +51,18 @@ def _difference(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257])
-def test_prefill_equals_oracle(shape: str, kernels: str, length: int) -> None:
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257)
+# By default every pair of two of them is seen; with the slow tests every triple.
+TRIPLES = [
+    pytest.param(length, shape, kernels, marks=[pytest.mark.slow] if (i + j + k) % len(SHAPES) else [])
+    for i, length in enumerate(LENGTHS)
+    for j, shape in enumerate(SHAPES)
+    for k, kernels in enumerate(KERNELS)
+]
+
+
+@pytest.mark.parametrize(("length", "shape", "kernels"), TRIPLES)
+def test_prefill_equals_oracle(length: int, shape: str, kernels: str) -> None:
     """A prompt on scattered blocks of a poisoned arena gives the oracle's logits at every position."""
     model, config = _model(shape, kernels)
     want = llama_logits(config, random_tensors(config), _prompt(length))
