@@ -21,6 +21,8 @@ from cachemgr.key_book import NO_KEY
 from cachemgr.keys import CacheKey, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.operations import MAX_PRIORITY, cache_key_of
+from cachemgr.results import ScopeSpan
+from cachemgr.scopes import resolve_prefix
 from common.errors import InvalidArgument, NotFound
 from tessera.admin.v1 import admin_pb2
 
@@ -42,8 +44,10 @@ class PrefixAdmin(AdminBase):
         ttl_ns: int | None = None
         if request.HasField("ttl_seconds"):
             ttl_ns = int(seconds_asked("ttl_seconds", request.ttl_seconds) * 1e9) or 1
-        tenant, root, manager = self._tree(request)
-        view = manager.pin(tenant, root=root, tokens=tokens, now_ns=self._clocks.steady_ns(), ttl_ns=ttl_ns)
+        tenant, root, prefix, manager = self._tree(request, tokens)
+        view = manager.pin(
+            tenant, root=root, tokens=tokens, now_ns=self._clocks.steady_ns(), ttl_ns=ttl_ns, prefix=prefix
+        )
         self._log.info("prefix_pinned", tenant=tenant, pin=view.pin, num_blocks=view.num_blocks)
         return admin_pb2.PinPrefixResponse(pin=view.pin, pinned_tokens=view.num_tokens, pinned_blocks=view.num_blocks)
 
@@ -73,8 +77,8 @@ class PrefixAdmin(AdminBase):
         tokens = tokens_asked(request.token_ids)
         if request.priority > MAX_PRIORITY:
             raise InvalidArgument("priority", f"is {request.priority}; allowed is 0..{MAX_PRIORITY}")
-        tenant, root, manager = self._tree(request)
-        changed = manager.set_priority(tenant, root=root, tokens=tokens, priority=request.priority)
+        tenant, root, prefix, manager = self._tree(request, tokens)
+        changed = manager.set_priority(tenant, root=root, tokens=tokens, priority=request.priority, prefix=prefix)
         self._note("priority_set", tenant=tenant, priority=request.priority, num_tokens=changed)
         return admin_pb2.SetPriorityResponse(changed_tokens=changed)
 
@@ -124,15 +128,19 @@ class PrefixAdmin(AdminBase):
         )
 
     def _tree(
-        self, request: admin_pb2.PinPrefixRequest | admin_pb2.SetPriorityRequest
-    ) -> tuple[TenantId, bytes, CacheManager]:
-        """Tenant, root and manager of a request. Raises InvalidArgument, or NotFound where nothing can be resident."""
+        self, request: admin_pb2.PinPrefixRequest | admin_pb2.SetPriorityRequest, tokens: bytes
+    ) -> tuple[TenantId, bytes, ScopeSpan | None, CacheManager]:
+        """Tenant, root, wider scope and manager of a request. Raises InvalidArgument; NotFound where nothing can be
+        resident; PermissionDenied for a scope that the tenant may not name."""
         tenant = self._known_tenant(request.tenant)
         key = self._key(tenant, request)
         manager = self._manager_now()
         if manager is None:
             raise NotFound("nothing of this prefix is resident: no decoder has attached yet")
-        return tenant, derive_root(self._tenants.secret(tenant), key), manager
+        prefix = None
+        if request.HasField("prefix"):
+            prefix = resolve_prefix(self._tenants, tenant, key, request.prefix, tokens, "prefix")
+        return tenant, derive_root(self._tenants.secret(tenant), key), prefix, manager
 
     def _key(self, tenant: TenantId, request: admin_pb2.PinPrefixRequest | admin_pb2.SetPriorityRequest) -> CacheKey:
         """The key that is meant. Raises InvalidArgument; NotFound where none is given and the tenant used none yet."""

@@ -40,14 +40,16 @@ def _compare(what: str, counts: defaultdict[int, int], owners: NDArray[np.int32]
 
 
 def _check_pin(state: CacheState, number: int, pin: Pin, found: list[str]) -> None:
-    """What a pin holds is one path of a tree of its owner, from the first block on."""
+    """What a pin holds is one path from the first block on: of a tree of its owner, or from one of a wider scope's into
+    one that hangs there."""
     forest, blocks = state.index.forest, pin.blocks
     if pin.pin_id != number or not 0 < number <= state.last_pin:
         found.append(f"pin {number}: it is registered under a wrong number")
-    depth = pin.first + len(blocks)
+    depth, below = pin.first + len(blocks), None
     while depth > pin.first:
         node = forest.nodes.get(NodeId(int(forest.node_of[blocks[depth - 1 - pin.first]])))
-        if node is None or node.tree.owner != pin.owner or not node.start < depth <= node.end:
+        owner = pin.scope if depth <= pin.prefix_blocks else pin.owner
+        if node is None or node.tree.owner != owner or not node.start < depth <= node.end:
             found.append(f"pin {number}: its blocks are no path of its owner's trees")
             return
         place = max(node.start, pin.first)
@@ -55,4 +57,7 @@ def _check_pin(state: CacheState, number: int, pin: Pin, found: list[str]) -> No
         if not np.array_equal(node.blocks[place - node.start : depth - node.start], held):
             found.append(f"pin {number}: its blocks are not those of node {node.node_id}")
             return
-        depth = node.start
+        if below is not None and below.tree is not node.tree and below.tree.anchor is not node:
+            found.append(f"pin {number}: its blocks are of two trees, one of which does not hang at the other")
+            return
+        depth, below = node.start, node

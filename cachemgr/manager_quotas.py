@@ -14,6 +14,7 @@ from cachemgr.leases import to_wire
 from cachemgr.manager_state import ManagerState
 from cachemgr.nodes import NEVER
 from cachemgr.quotas import Quota, QuotaUsage
+from cachemgr.results import ScopeSpan
 from cachemgr.views import Page, PinView
 
 
@@ -34,12 +35,22 @@ class ManagerQuotas(ManagerState):
         """What a tenant may have, and has."""
         return self._state.quotas.usage(self._state.known_owner(tenant))
 
-    def pin(self, tenant: TenantId, *, root: bytes, tokens: bytes, now_ns: int, ttl_ns: int | None = None) -> PinView:
-        """Keeps what is resident of a prefix (packed tokens) from eviction, for `ttl_ns` or until `unpin`.
+    def pin(
+        self,
+        tenant: TenantId,
+        *,
+        root: bytes,
+        tokens: bytes,
+        now_ns: int,
+        ttl_ns: int | None = None,
+        prefix: ScopeSpan | None = None,
+    ) -> PinView:
+        """Keeps what is resident of a prefix (packed tokens) from eviction, for `ttl_ns` or until `unpin`: also what of
+        it lies in the wider scope that `prefix` names, if one is.
 
         Raises NotFound where nothing is resident, ResourceExhausted (PIN_BUDGET_EXCEEDED), InvalidArgument.
         """
-        return self._view(pins.pin(self._state, tenant, root, tokens, now_ns, ttl_ns))
+        return self._view(pins.pin(self._state, tenant, root, tokens, now_ns, ttl_ns, prefix))
 
     def unpin(self, pin_id: int) -> None:
         """Ends a pin. Raises NotFound."""
@@ -56,10 +67,13 @@ class ManagerQuotas(ManagerState):
         owner = None if tenant is None else self._state.known_owner(tenant)
         return len(pins.pinned_blocks(self._state, owner))
 
-    def set_priority(self, tenant: TenantId, *, root: bytes, tokens: bytes, priority: int) -> int:
+    def set_priority(
+        self, tenant: TenantId, *, root: bytes, tokens: bytes, priority: int, prefix: ScopeSpan | None = None
+    ) -> int:
         """Sets the priority (0..100) of what is resident of a prefix, in whole blocks; returns how many tokens that is.
-        A later use with a higher one raises it again. Raises NotFound where nothing is resident, InvalidArgument."""
-        return pins.set_priority(self._state, tenant, root, tokens, priority)
+        What of it lies in the wider scope that `prefix` names is everybody's who shares it. A later use with a higher
+        one raises it again. Raises NotFound where nothing is resident, InvalidArgument."""
+        return pins.set_priority(self._state, tenant, root, tokens, priority, prefix)
 
     def take_scrub(self) -> BlockArray:
         """Blocks (int32) handed out since the last call that hold another owner's keys and values: whoever got them is

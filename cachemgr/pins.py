@@ -1,9 +1,10 @@
 """Pins: prefixes that an operator keeps from eviction, within a budget; and the priority of what is resident.
 
 A pin holds its blocks as a lease does, from the first one on, so that they are active and never evicted. Invariants: a
-pin's blocks are a path of one tree of its owner; the distinct blocks of an owner's pins fit its budget when a pin is
-made; a pin ends when it is ended, when its time is over, or when its owner's prefixes are purged. Called by
-`manager_quotas.py` and `upkeep.py`.
+pin's blocks are a path of one tree of its owner, or one of a wider scope's with the owner's tail below it; the distinct
+blocks of an owner's pins, those of scopes too, fit its budget when a pin is made; a pin ends when it is ended, when its
+time is over, or when its owner's prefixes, or those of the scope, go. Called by `manager_quotas.py`, `upkeep.py` and
+`pruning.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 from cachemgr.groups import needed_of
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.keys import ROOT_BYTES
+from cachemgr.layers import match, tail_key, whole_blocks
 from cachemgr.nodes import NEVER, NO_BLOCKS, Node
 from cachemgr.radix import Match
+from cachemgr.results import ScopeSpan
 from cachemgr.state import CacheState
 from common.errors import InvalidArgument, NotFound, ResourceExhausted
 from common.layout import TOKEN_BYTES
@@ -28,7 +31,8 @@ MAX_PRIORITY: Final = 100
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
     """One pin. `num_tokens` are resident and kept, by the blocks from place `first` on: a window sees none before;
-    `expires_ns` is NEVER for one that stays until it is ended. It needs no window blocks of its first `behind` ones."""
+    `expires_ns` is NEVER for one that stays until it is ended. It needs no window blocks of its first `behind` ones.
+    The blocks before place `prefix_blocks` are those of owner `scope`, a wider one (0: none are)."""
 
     pin_id: int
     owner: int
@@ -37,14 +41,24 @@ class Pin:
     expires_ns: int
     first: int = 0
     behind: int = 0
+    scope: int = 0
+    prefix_blocks: int = 0
 
 
-def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns: int, ttl_ns: int | None) -> Pin:
+def pin(
+    state: CacheState,
+    tenant: TenantId,
+    root: bytes,
+    tokens: bytes,
+    now_ns: int,
+    ttl_ns: int | None,
+    prefix: ScopeSpan | None = None,
+) -> Pin:
     """See `CacheManager.pin`."""
     if ttl_ns is not None and ttl_ns <= 0:
         raise InvalidArgument("ttl", "allowed is a time above 0")
     owner = state.known_owner(tenant)
-    found = _resident(state, owner, root, tokens)
+    found = _resident(state, tenant, root, tokens, prefix)
     blocks = found.blocks[found.blocks > 0]
     if found.source:
         blocks = np.append(blocks, found.source)
@@ -64,7 +78,9 @@ def pin(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, now_ns:
     state.last_pin += 1
     first = len(found.blocks) + (found.source > 0) - len(blocks)
     expires_ns = NEVER if ttl_ns is None else now_ns + ttl_ns
-    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, expires_ns, first, behind)
+    scope = 0 if prefix is None else state.known_owner(prefix.owner)
+    prefix_blocks = min(whole_blocks(state, prefix), first + len(blocks))
+    made = Pin(state.last_pin, owner, blocks.copy(), num_tokens, expires_ns, first, behind, scope, prefix_blocks)
     state.pins[made.pin_id] = made
     state.events.add("pin_made", now_ns, owner=owner, blocks=made.blocks, pin=made.pin_id)
     state.revision += 1
@@ -102,8 +118,15 @@ def unpin(state: CacheState, pin_id: int) -> None:
 
 
 def end_pins(state: CacheState, owner: int) -> None:
-    """Ends all pins of an owner whose prefixes are about to be purged."""
-    for ended in [item for item in state.pins.values() if item.owner == owner]:
+    """Ends all pins of an owner whose prefixes are about to be purged, and all that begin in them."""
+    for ended in [item for item in state.pins.values() if owner in (item.owner, item.scope)]:
+        unpin(state, ended.pin_id)
+
+
+def end_unlisted_pins(state: CacheState, scope: int) -> None:
+    """Ends the pins that begin in a wider scope, and of which the index lists not all any more."""
+    listed = state.index.forest.node_of
+    for ended in [item for item in state.pins.values() if item.scope == scope and not listed[item.blocks].all()]:
         unpin(state, ended.pin_id)
 
 
@@ -119,34 +142,46 @@ def pinned_blocks(state: CacheState, owner: int | None = None) -> BlockRun:
     return np.unique(np.concatenate(runs)) if runs else NO_BLOCKS
 
 
-def set_priority(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, priority: int) -> int:
+def set_priority(
+    state: CacheState,
+    tenant: TenantId,
+    root: bytes,
+    tokens: bytes,
+    priority: int,
+    prefix: ScopeSpan | None = None,
+) -> int:
     """See `CacheManager.set_priority`."""
     if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidArgument("priority", f"is {priority}; allowed is 0..{MAX_PRIORITY}")
-    found = _resident(state, state.known_owner(tenant), root, tokens)
+    found = _resident(state, tenant, root, tokens, prefix)
     node = _end_of(state, found)
-    if node is None or node.parent is None:
+    if node is None:
         raise NotFound("no whole block of this prefix is resident", reason="PREFIX_NOT_RESIDENT")
     changed = node.start * state.block_tokens + len(node.edge) // TOKEN_BYTES
     queue = state.index.forest.queue
-    step = node
-    while step.parent is not None:
+    step: Node | None = node
+    while step is not None:
         if step.priority != priority:
             step.priority = priority
             if step.order is not None:
                 queue.use(step)
-        step = step.parent
+        step = _above(step)
     state.revision += 1
     return changed
 
 
-def _resident(state: CacheState, owner: int, root: bytes, tokens: bytes) -> Match:
+def _resident(state: CacheState, tenant: TenantId, root: bytes, tokens: bytes, prefix: ScopeSpan | None) -> Match:
     if len(root) != ROOT_BYTES:
         raise InvalidArgument("root", f"has {len(root)} bytes; allowed is {ROOT_BYTES}")
     if not tokens or len(tokens) % TOKEN_BYTES:
         raise InvalidArgument("tokens", f"{len(tokens)} bytes are no packed int32 tokens; at least one is needed")
-    tree = state.index.forest.trees.get((owner, root))
-    found = None if tree is None else state.index.match(tree, tokens, len(tokens) // TOKEN_BYTES)
+    found, num_tokens, border = None, len(tokens) // TOKEN_BYTES, whole_blocks(state, prefix)
+    tree = state.index.forest.trees.get((state.known_owner(tenant), root))
+    if prefix is not None and border:
+        key = tail_key(state, root, prefix, border, tokens)
+        found = match(state, tenant, key, prefix, border, tokens, num_tokens)
+    elif tree is not None:
+        found = state.index.match(tree, tokens, num_tokens)
     if found is None or not (len(found.blocks) or found.source):
         raise NotFound("nothing of this prefix is resident", reason="PREFIX_NOT_RESIDENT")
     return found
@@ -158,11 +193,17 @@ def _end_of(state: CacheState, found: Match) -> Node | None:
     if node is None:
         return None
     if node.tail:
-        return node if len(node.edge) // TOKEN_BYTES == found.num_tail_tokens else node.parent
+        return node if len(node.edge) // TOKEN_BYTES == found.num_tail_tokens else _above(node)
     inside = len(found.blocks) - node.start
     if inside <= 0:
-        return node.parent
+        return _above(node)
     return state.index.forest.split(node, inside) if inside < len(node.blocks) else node
+
+
+def _above(node: Node) -> Node | None:
+    """The node before one on its path, in the wider tree that its own hangs below too; None where it is the first."""
+    above = node.parent
+    return node.tree.anchor if above is None or above.parent is None else above
 
 
 def _let_go(state: CacheState, ended: Pin) -> None:

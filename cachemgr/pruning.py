@@ -14,6 +14,7 @@ from cachemgr.blocks import NO_OWNER
 from cachemgr.ids import BlockRun, TenantId
 from cachemgr.kept import end_branches
 from cachemgr.nodes import Node, Tree, join_runs
+from cachemgr.pins import end_unlisted_pins
 from cachemgr.state import CacheState
 from cachemgr.windows import unlist_passed
 
@@ -52,6 +53,7 @@ def prune(state: CacheState, scope: TenantId, reachable: Reachable) -> int:
     state.note_unlisted(blocks, "purged")
     state.pool.ownership.taint(blocks)
     state.pool.unpublish(blocks)
+    end_unlisted_pins(state, owner)
     _end_users(state, owner, reachable)
     state.index.forest.ghosts.forget(owner)
     return len(blocks)

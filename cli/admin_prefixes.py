@@ -39,13 +39,6 @@ def add_commands(commands: Subcommands) -> None:
         return parser
 
     explain = add("explain", "say how far a prompt is resident and why it stops there", _explain)
-    explain.add_argument(
-        "--public", type=whole(0, MAX_UINT32), metavar="N", help="its first N tokens are public (0: as far as approved)"
-    )
-    explain.add_argument("--group", metavar="GROUP", help="its first tokens lie in this group's scope")
-    explain.add_argument(
-        "--group-tokens", type=whole(0, MAX_UINT32), default=0, metavar="N", help="how many do (default: all)"
-    )
     pin = add("pin", "keep what is resident of a prefix from eviction", _pin)
     pin.add_argument(
         "--ttl",
@@ -57,8 +50,8 @@ def add_commands(commands: Subcommands) -> None:
     priority.add_argument(
         "--set", type=whole(0, 100), required=True, metavar="P", dest="priority", help="0 (first to go) to 100"
     )
-    explain.set_defaults(check=_check_explain)
     for parser in (explain, pin, priority):
+        _add_scope_arguments(parser)
         add_prompt_arguments(parser)
         parser.add_argument("--tenant", default="default", metavar="TENANT", help="its tenant (default: default)")
     unpin = add("unpin", "end a pin", _unpin)
@@ -77,20 +70,40 @@ def add_commands(commands: Subcommands) -> None:
     add("approved", "list approved prefixes", approved, listing)
 
 
-def _check_explain(options: argparse.Namespace) -> None:
+def _add_scope_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which wider scope its first tokens lie in, as its requests say it."""
+    parser.add_argument(
+        "--public", type=whole(0, MAX_UINT32), metavar="N", help="its first N tokens are public (0: as far as approved)"
+    )
+    parser.add_argument("--group", metavar="GROUP", help="its first tokens lie in this group's scope")
+    parser.add_argument(
+        "--group-tokens", type=whole(0, MAX_UINT32), default=0, metavar="N", help="how many do (default: all)"
+    )
+    parser.set_defaults(check=_check_scope)
+
+
+def _check_scope(options: argparse.Namespace) -> None:
     if options.public is not None and options.group:
         raise CommandError("--public and --group exclude each other", EXIT_USAGE)
     if options.group_tokens and not options.group:
         raise CommandError("--group-tokens belongs to a group; name it: --group GROUP", EXIT_USAGE)
 
 
-def _explain(client: AdminClient, options: argparse.Namespace) -> int:
-    request = admin_pb2.ExplainPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options))
+def _scope_of(options: argparse.Namespace) -> common_pb2.ScopePrefix | None:
+    """The wider scope that was named; None for none."""
     if options.group:
-        request.prefix.scope, request.prefix.group = common_pb2.SCOPE_GROUP, options.group
-        request.prefix.num_tokens = options.group_tokens
-    elif options.public is not None:
-        request.prefix.scope, request.prefix.num_tokens = common_pb2.SCOPE_PUBLIC, options.public
+        return common_pb2.ScopePrefix(
+            scope=common_pb2.SCOPE_GROUP, group=options.group, num_tokens=options.group_tokens
+        )
+    if options.public is not None:
+        return common_pb2.ScopePrefix(scope=common_pb2.SCOPE_PUBLIC, num_tokens=options.public)
+    return None
+
+
+def _explain(client: AdminClient, options: argparse.Namespace) -> int:
+    request = admin_pb2.ExplainPrefixRequest(
+        tenant=options.tenant, token_ids=tokens_of(options), prefix=_scope_of(options)
+    )
     answer = client.call("ExplainPrefix", request)
     lines = [f"{answer.resident_tokens} of {count(len(request.token_ids), 'token')} are resident", answer.reason]
     if answer.scope_tokens:
@@ -103,7 +116,7 @@ def _explain(client: AdminClient, options: argparse.Namespace) -> int:
 
 
 def _pin(client: AdminClient, options: argparse.Namespace) -> int:
-    request = admin_pb2.PinPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options))
+    request = admin_pb2.PinPrefixRequest(tenant=options.tenant, token_ids=tokens_of(options), prefix=_scope_of(options))
     if options.ttl is not None:
         request.ttl_seconds = options.ttl
     answer = client.call("PinPrefix", request)
@@ -118,7 +131,7 @@ def _unpin(client: AdminClient, options: argparse.Namespace) -> int:
 
 def _priority(client: AdminClient, options: argparse.Namespace) -> int:
     request = admin_pb2.SetPriorityRequest(
-        tenant=options.tenant, token_ids=tokens_of(options), priority=options.priority
+        tenant=options.tenant, token_ids=tokens_of(options), priority=options.priority, prefix=_scope_of(options)
     )
     answer = client.call("SetPriority", request)
     return print_answer(

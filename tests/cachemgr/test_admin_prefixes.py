@@ -129,6 +129,45 @@ def test_priority_decides_who_goes_first():
     run(body)
 
 
+def test_pins_and_priorities_of_an_approved_prefix():
+    """The scope is named as a request names it: what it may not name is refused, and what lies there is kept and
+    changed. The control: without the scope nothing is found."""
+
+    async def body(rig):
+        decoder = await rig.attach()
+        await budget(rig, 8)
+        public = common_pb2.ScopePrefix(scope=common_pb2.SCOPE_PUBLIC)
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=PROMPT[:4]))
+        await fill(rig, decoder, PROMPT, prefix=public)
+
+        def pin(**fields):
+            return rig.admin.PinPrefix(admin_pb2.PinPrefixRequest(tenant="default", token_ids=PROMPT, **fields))
+
+        def set_to(priority, **fields):
+            asked = {"tenant": "default", "token_ids": PROMPT, "priority": priority, **fields}
+            return rig.admin.SetPriority(admin_pb2.SetPriorityRequest(**asked))
+
+        group = common_pb2.ScopePrefix(scope=common_pb2.SCOPE_GROUP, group="team")
+        for call in (pin, lambda **fields: set_to(3, **fields)):
+            await refused(call(), MISSING)
+            await refused(call(prefix=group), grpc.StatusCode.PERMISSION_DENIED)
+            assert (await refused(call(prefix=common_pb2.ScopePrefix()), INVALID)).field == "prefix.scope"
+        made = await pin(prefix=public)
+        assert (made.pinned_tokens, made.pinned_blocks) == (8, 2)
+        assert (await set_to(3, prefix=public)).changed_tokens == 8
+        prefixes = (await rig.admin.ListPrefixes(admin_pb2.ListPrefixesRequest())).prefixes
+        assert [(item.tenant, item.priority, item.pinned) for item in prefixes] == [
+            ("@public", 3, True),
+            ("default", 3, True),
+        ]
+        assert await rig.is_sound()
+        await rig.admin.WithdrawPrefix(admin_pb2.WithdrawPrefixRequest(name="system"))
+        assert not (await rig.admin.ListPins(admin_pb2.ListPinsRequest())).pins
+        assert await rig.is_quiet()
+
+    run(body)
+
+
 def test_explanations_of_each_kind():
     """Resident, diverged with what stands there, never seen, evicted, computing, another key: each by its name."""
 

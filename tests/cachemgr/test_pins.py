@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cachemgr.ids import TenantId
 from cachemgr.quotas import Quota
 from cachemgr.views import PinView
 from common.errors import InvalidArgument, NotFound, ResourceExhausted
-from tests.cachemgr.core_rig import Rig, pack, root_of
+from tests.cachemgr.core_rig import Rig, pack, root_of, span_of
+from tests.cachemgr.test_pruning import Approved
 
 B = 4
 A = TenantId("a")
+TEAM = "@group:team"
 
 
 def pinned_rig(num_blocks: int = 16, pin_blocks: int = 8) -> Rig:
@@ -127,6 +131,115 @@ def test_a_purge_ends_pins() -> None:
     rig.check()
     assert rig.manager.list_pins().items == [kept]
     assert rig.manager.snapshot().free_blocks == 14
+
+
+def pin_in_team(rig: Rig, tokens: Sequence[int], num_tokens: int = 2 * B) -> PinView:
+    prefix = span_of(TEAM, num_tokens)
+    return rig.manager.pin(A, root=root_of("a"), tokens=pack(tokens), now_ns=0, prefix=prefix)
+
+
+@pytest.mark.parametrize("num_tokens", [4 * B + 2, 4 * B, 3 * B + 1, 2 * B, 2 * B - 1, B])
+def test_a_pin_reaches_through_a_wider_scope(num_tokens: int) -> None:
+    """Two blocks of a group and the private tail below: what is pinned of both outlives the eviction of either, and
+    counts for the tenant's budget. Ended, it goes. Without the scope's name there is nothing to pin."""
+    rig = pinned_rig()
+    prompt = [*range(500, 500 + 4 * B + 2)]
+    rig.serve(prompt, scope=TEAM, num_tokens=2 * B)
+    with pytest.raises(NotFound):
+        pin(rig, prompt)
+    made = pin_in_team(rig, prompt[:num_tokens])
+    rig.check()
+    num_blocks = -(-num_tokens // B)
+    assert (made.num_tokens, made.num_blocks) == (num_tokens, num_blocks)
+    assert rig.manager.count_pinned(A) == num_blocks
+    for owner in (A, TenantId(TEAM)):
+        rig.manager.evict(tenant=owner)
+    rig.check()
+    assert rig.manager.snapshot().indexed_blocks == num_blocks
+    hit = rig.acquire([*prompt, 9], scope=TEAM, num_tokens=2 * B)
+    assert hit.computed >= (num_tokens if num_tokens >= 2 * B else num_tokens // B * B)
+    rig.finish(hit)
+    rig.manager.unpin(made.pin)
+    rig.quiet()
+    for owner in (A, TenantId(TEAM)):
+        rig.manager.evict(tenant=owner)
+    assert rig.serve([*prompt, 9], scope=TEAM, num_tokens=2 * B) == 0
+
+
+def test_a_pin_in_a_wider_scope_has_the_budget_of_its_tenant() -> None:
+    """Blocks of the scope count like the tenant's own, each once; one beyond is refused with numbers."""
+    rig = pinned_rig(pin_blocks=3)
+    prompt = [*range(500, 500 + 4 * B)]
+    rig.serve(prompt, scope=TEAM, num_tokens=2 * B)
+    pin_in_team(rig, prompt[: 2 * B])
+    pin_in_team(rig, prompt[: 3 * B])
+    with pytest.raises(ResourceExhausted) as caught:
+        pin_in_team(rig, prompt)
+    assert (caught.value.reason, caught.value.needed, caught.value.usable) == ("PIN_BUDGET_EXCEEDED", 4, 3)
+    rig.check()
+
+
+@pytest.mark.parametrize("end", ["purge of the tenant", "purge of the scope", "prune", "prune of another"])
+def test_a_pin_ends_with_the_scope_that_it_begins_in(end: str) -> None:
+    """What may not be named any more is not kept either; a prune that leaves the prefix leaves the pin."""
+    rig = pinned_rig()
+    prompt = [*range(500, 500 + 4 * B)]
+    rig.serve(prompt, scope=TEAM, num_tokens=2 * B)
+    rig.serve(range(700, 700 + 2 * B), scope=TEAM, num_tokens=2 * B)
+    pin_in_team(rig, prompt)
+    stays = end == "prune of another"
+    if end.startswith("purge"):
+        rig.manager.purge(A if end.endswith("tenant") else TenantId(TEAM))
+    else:
+        rig.manager.prune(TenantId(TEAM), Approved(prompt[: 2 * B] if stays else [*range(700, 700 + 2 * B)]))
+    rig.check()
+    assert len(rig.manager.list_pins().items) == stays
+    if not stays:
+        rig.quiet()
+
+
+def test_a_pin_of_two_paths_is_found() -> None:
+    """CheckIntegrity sees a pin whose tail hangs at another prefix of the scope than the one that it keeps."""
+    rig = pinned_rig()
+    for first in (500, 700):
+        rig.serve(range(first, first + 3 * B), scope=TEAM, num_tokens=2 * B)
+    made = pin_in_team(rig, [*range(500, 500 + 3 * B)])
+    pins = rig.manager._state.pins
+    other = pin_in_team(rig, [*range(700, 700 + 3 * B)])
+    rig.check()
+    mixed = np.concatenate((pins[other.pin].blocks[:2], pins[made.pin].blocks[2:]))
+    pins[made.pin] = replace(pins[made.pin], blocks=mixed)
+    assert f"pin {made.pin}: its blocks are of two trees, one of which does not hang at the other" in (
+        rig.manager.check_integrity()
+    )
+
+
+def test_a_priority_reaches_through_a_wider_scope() -> None:
+    """The prefix, for everybody, and the tail below it, as far as the prompt says; what else hangs there keeps its."""
+    rig = Rig(num_blocks=32)
+    prompt = [*range(500, 500 + 4 * B)]
+    for tenant in ("a", "b"):
+        rig.serve(prompt, tenant=tenant, scope=TEAM, num_tokens=2 * B)
+
+    def set_to(priority: int, tokens: Sequence[int]) -> int:
+        prefix = span_of(TEAM, 2 * B)
+        changed = rig.manager.set_priority(A, root=root_of("a"), tokens=pack(tokens), priority=priority, prefix=prefix)
+        rig.check()
+        return changed
+
+    def shown() -> list[tuple[str, int, int]]:
+        items = rig.manager.list_prefixes().items
+        return sorted((item.tenant, item.start_token, item.priority) for item in items)
+
+    assert set_to(7, prompt) == 4 * B
+    assert shown() == [(TEAM, 0, 7), ("a", 2 * B, 7), ("b", 2 * B, 50)]
+    assert set_to(8, prompt[: 3 * B]) == 3 * B
+    assert shown() == [(TEAM, 0, 8), ("a", 2 * B, 8), ("a", 3 * B, 7), ("b", 2 * B, 50)]
+    assert set_to(9, [*prompt[: 2 * B], prompt[2 * B], 900]) == 2 * B  # part of a block of the tail
+    assert set_to(10, prompt[:B]) == B
+    assert shown()[:2] == [(TEAM, 0, 10), (TEAM, B, 9)]
+    with pytest.raises(NotFound):
+        set_to(1, [900] * B)
 
 
 def test_pins_are_listed_in_pages() -> None:

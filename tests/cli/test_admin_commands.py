@@ -203,6 +203,19 @@ def node(tmp_path: Path) -> Iterator[Node]:
             ["pin 4 keeps 16 tokens in 1 block\n"],
         ),
         (
+            ["pin", "--tokens", "1", "--public", "0"],
+            ("PinPrefix", {"tenant": "default", "token_ids": ["1"], "prefix": {"scope": "SCOPE_PUBLIC"}}),
+            ["pin 4 keeps"],
+        ),
+        (
+            ["priority", "--tokens", "7", "--set", "0", "--group", "team"],
+            (
+                "SetPriority",
+                {"tenant": "default", "token_ids": ["7"], "prefix": {"scope": "SCOPE_GROUP", "group": "team"}},
+            ),
+            ["priority 0 from now on"],
+        ),
+        (
             ["priority", "--tokens", "7", "--set", "0"],
             ("SetPriority", {"tenant": "default", "token_ids": ["7"]}),
             ["priority 0 from now on for 32 tokens"],

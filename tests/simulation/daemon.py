@@ -564,8 +564,11 @@ class SimDaemon:
         request = self.kernel.random.choice(asked)
         tokens = pack_tokens(np.array(request.prompt, np.int32))
         ttl_ns = self.kernel.between(1, 20) * 1_000_000
+        prefix = span_of(request.scope, request.root, request.prefix_tokens)
         try:
-            pin = self.manager.pin(tenant, root=request.root, tokens=tokens, now_ns=self.kernel.now_ns, ttl_ns=ttl_ns)
+            pin = self.manager.pin(
+                tenant, root=request.root, tokens=tokens, now_ns=self.kernel.now_ns, ttl_ns=ttl_ns, prefix=prefix
+            )
             self._say(f"pins {pin.num_blocks} blocks of {tenant}")
         except (NotFound, ResourceExhausted) as error:
             self._say(f"refuses to pin: {error.reason}")

@@ -405,16 +405,18 @@ class EvictBlocksResponse(_message.Message):
     def __init__(self, evicted_blocks: _Optional[int] = ..., remaining_blocks: _Optional[int] = ...) -> None: ...
 
 class PinPrefixRequest(_message.Message):
-    __slots__ = ("tenant", "token_ids", "key", "ttl_seconds")
+    __slots__ = ("tenant", "token_ids", "key", "ttl_seconds", "prefix")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     key: _common_pb2.CacheKey
     ttl_seconds: float
-    def __init__(self, tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+    prefix: _common_pb2.ScopePrefix
+    def __init__(self, tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., ttl_seconds: _Optional[float] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ...) -> None: ...
 
 class PinPrefixResponse(_message.Message):
     __slots__ = ("pin", "pinned_tokens", "pinned_blocks")
@@ -457,16 +459,18 @@ class ListPinsResponse(_message.Message):
     def __init__(self, pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class SetPriorityRequest(_message.Message):
-    __slots__ = ("tenant", "token_ids", "key", "priority")
+    __slots__ = ("tenant", "token_ids", "key", "priority", "prefix")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     key: _common_pb2.CacheKey
     priority: int
-    def __init__(self, tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    prefix: _common_pb2.ScopePrefix
+    def __init__(self, tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., key: _Optional[_Union[_common_pb2.CacheKey, _Mapping]] = ..., priority: _Optional[int] = ..., prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ...) -> None: ...
 
 class SetPriorityResponse(_message.Message):
     __slots__ = ("changed_tokens",)
