@@ -221,7 +221,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--requests", type=positive, default=256, metavar="N", help="of the comparison of batching")
     kv_quality.add_text_options(parser, 8, 512)
     namespace = parser.parse_args(list(arguments))
-    contexts, text = sorted(namespace.contexts), namespace.text
+    contexts, text = sorted(set(namespace.contexts)), namespace.text
+    if len(contexts) < 2:
+        parser.error("--contexts takes two different lengths at least")
     setting = read_setting(namespace)
     config, layout = model_shape(setting)
     report = start_report("claims", setting, {"max batch": MAX_BATCH})

@@ -176,6 +176,14 @@ def test_the_bench_prints_one_table(common_options: list[str], tmp_path: Path, t
     assert by_name["paged memory wastes little (blocks of 16)"]["holds"] == "yes"
 
 
+def test_growth_needs_two_contexts(common_options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One context alone, named once or twice, is refused before anything is measured."""
+    for same in (["64"], ["64", "64"]):
+        with pytest.raises(SystemExit):
+            claims.main([*common_options, "--contexts", *same])
+        assert "--contexts takes two different lengths at least" in capsys.readouterr().err
+
+
 def test_the_engine_counts_blocks_and_hits(tiny_gguf: Path) -> None:
     """One request of 8 blocks holds 8 and those of its answer; asked again it is a hit, and after `forget` none."""
     engine = ClaimEngine(Setting(tiny_gguf, "bfloat16", 1, None), 1 << 22, 4)
