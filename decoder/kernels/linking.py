@@ -17,6 +17,8 @@ from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import codegen, compiler, typed_passes, untyped_passes
 from numba.core.compiler_machinery import PassManager, register_pass
 
+_MANGLED: Final = "_Z"  # how numba's names of compiled functions begin
+
 
 class KernelLibrary(codegen.JITCodeLibrary):
     """The code of one kernel, and the libraries that it calls."""
@@ -34,20 +36,27 @@ class KernelLibrary(codegen.JITCodeLibrary):
                 manager.run(function, builder)
 
     def finalize(self) -> None:
-        """Make the code ready to be linked into several entries: defined there if nothing else has."""
+        """Make the code ready to be linked beside others of the same name, whether it is called there yet or not.
+
+        What is only "linkonce" is left out where no call to it is there yet, and a kernel that comes later may have
+        one: the caller so far may have lost its own, of a branch that is never taken on this CPU.
+        """
         self._raise_if_finalized()
         for function in self._final_module.functions:
             if not function.is_declaration and function.linkage == llvm.Linkage.external:
-                function.linkage = "linkonce_odr"
+                function.linkage = "weak_odr"
         self._final_module.verify()
         self._finalized = True
 
     def _get_module_for_linking(self) -> Any:
-        """This kernel's code with that of all it calls."""
+        """This kernel's code with that of all it calls; whoever links it gets what is called of it.
+
+        Raises RuntimeError where a call leads nowhere: LLVM would have it call address 0.
+        """
         self._ensure_finalized()
         if self._shared_module is None:
             module = self._final_module.clone()
-            seen, waiting = {self}, list(self._linking_libraries)
+            seen, waiting, others = {self}, list(self._linking_libraries), []
             while waiting:
                 library = waiting.pop()
                 if library in seen:
@@ -59,7 +68,14 @@ class KernelLibrary(codegen.JITCodeLibrary):
                     module.link_in(library._final_module, preserve=True)
                     waiting += library._linking_libraries
                 else:
-                    module.link_in(library._get_module_for_linking(), preserve=True)
+                    others.append(library)
+            for library in others:  # numba's own, "linkonce" and whole each: when all calls to them are there
+                module.link_in(library._get_module_for_linking(), preserve=True)
+            for function in module.functions:
+                if function.linkage == llvm.Linkage.weak_odr:
+                    function.linkage = "linkonce_odr"
+                if function.is_declaration and function.name.startswith(_MANGLED):
+                    raise RuntimeError(f"kernel {self.name}: nothing defines {function.name}")
             self._shared_module = module
         return self._shared_module
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import numba
 import pytest
+from llvmlite import ir
+from numba import types
 from numba.core import codegen
 
-from decoder.kernels.compiled import entry, inlined, kernel, made_kernel, variant
+from decoder.kernels.compiled import entry, inlined, intrinsic, kernel, made_kernel, variant
+from decoder.kernels.linking import KernelLibrary
 
 
 def _chain(decorate: Callable[[str], Callable[[Any], Any]]) -> Any:
@@ -106,3 +109,71 @@ def test_a_kernel_serves_several_entries() -> None:
 
     assert first(4) == 114
     assert second(4) == 114 + 116 - 1 + 114
+
+
+@intrinsic
+def _never(typing_context: Any) -> Any:
+    """False, which LLVM knows and numba does not: as what a CPU lacks."""
+    return types.boolean(), lambda context, builder, signature, args: ir.Constant(ir.IntType(1), 0)
+
+
+@kernel
+def _last(x: int) -> int:
+    return x * 3 + max(x, 1)
+
+
+@kernel
+def _without_its_call(x: int) -> int:
+    if _never():
+        return _last(x) + max(x, 2)
+    return x + 1
+
+
+@kernel
+def _with_its_call(x: int) -> int:
+    return _last(x) + 5
+
+
+@kernel
+def _numbas_own(x: int) -> int:
+    return max(x, 3) + 7
+
+
+@kernel
+def _call_kept_first(x: int) -> int:
+    return _with_its_call(x) + _numbas_own(x) + _without_its_call(x)
+
+
+@kernel
+def _call_lost_first(x: int) -> int:
+    return _without_its_call(x) + _numbas_own(x) + _with_its_call(x)
+
+
+def test_a_call_that_llvm_leaves_out_takes_no_kernel_from_those_that_call_it() -> None:
+    """What one kernel calls only in a branch that is never taken is there for another that does call it."""
+
+    @entry
+    def kept_first(x: int) -> int:
+        return _call_kept_first(x)
+
+    @entry
+    def lost_first(x: int) -> int:
+        return _call_lost_first(x)
+
+    assert kept_first(4) == lost_first(4) == (12 + 4 + 5) + (4 + 7) + (4 + 1)
+
+
+def test_a_call_that_leads_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that lacks what it calls raises while its entry is compiled: LLVM would have it call address 0."""
+
+    @made_kernel("linking_nowhere")
+    def outer(x: int) -> int:
+        return _with_its_call(x)
+
+    @entry
+    def whole(x: int) -> int:
+        return outer(x)
+
+    monkeypatch.setattr(KernelLibrary, "add_linking_library", lambda self, library: None)
+    with pytest.raises(RuntimeError, match=r"nothing defines \S*_with_its_call"):
+        whole(4)
