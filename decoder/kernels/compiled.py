@@ -145,7 +145,10 @@ def defined(module: ir.Module, name: str, operands: int, emit: Callable[[Any, An
 
 
 def function(name: str, operands: int, emit: Callable[[Any, Any], None]) -> Any:
-    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own."""
+    """An intrinsic of int64 operands whose code, `emit(builder, operands)`, is a function of its own.
+
+    Of functions of one name in a process the first that is compiled serves all: a name says all that tells them apart.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.call(defined(builder.module, name, operands, emit), args)

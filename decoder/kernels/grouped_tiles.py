@@ -199,7 +199,7 @@ def rows_of_words(form: GroupedForm, most: int) -> Any:
     for rows in range(1, most + 1):
         parts = ((0, 1),) if rows == 1 else ((0,), (1,))
         cases[rows] = [(f"{rows}_{blocks[0]}", partial(_emit_words, form, rows, blocks)) for blocks in parts]
-    return _choice(f"rows_of_{form.name}", 6, cases)
+    return _choice(f"rows_of_{form.name}_{most}", 6, cases)
 
 
 def rows_of_panel(most: int, blocks: int) -> Any:
@@ -208,7 +208,7 @@ def rows_of_panel(most: int, blocks: int) -> Any:
     cases: dict[int, list[tuple[str, Code]]] = {
         rows: [(str(rows), partial(_emit_panel_rows, blocks, rows))] for rows in range(1, most + 1)
     }
-    return _choice(f"rows_of_panel_{blocks}", 7, cases)
+    return _choice(f"rows_of_panel_{most}x{blocks}", 7, cases)
 
 
 def make_panel(form: GroupedForm) -> Any:

@@ -107,7 +107,8 @@ def test_a_row_does_not_depend_on_its_neighbours(form: GroupedForm) -> None:
 
 @FORMS
 def test_tiles_of_every_cpu_give_the_same_bits(form: GroupedForm) -> None:
-    """How many rows and column blocks registers allow decides how fast a row is, and not what it is."""
+    """How many rows and column blocks registers allow decides how fast a row is, and not what it is. Tiles of several
+    sizes are there side by side."""
     weights, _memory = _packed(_matrix(form))
     inputs, groups = _inputs(_values()), DEPTH // 32
     unpack = make_panel(form)
@@ -131,7 +132,7 @@ def test_tiles_of_every_cpu_give_the_same_bits(form: GroupedForm) -> None:
         return sums
 
     want = _product(_values(), weights, 0, 12)
-    for most, blocks in ((12, 2), (6, 1), (4, 2)):
+    for most, blocks in ((12, 2), (6, 1), (4, 2), (12, 1)):
         assert np.array_equal(sums_of(most, blocks), want)
 
 
