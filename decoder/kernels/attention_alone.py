@@ -69,7 +69,7 @@ def expect(frame: Any, scratch: int, plane: int, sequence: int, token: int) -> N
 
 
 @kernel
-def _list_runs(
+def list_runs(
     kernels: Any, frame: Any, scratch: int, plane: int, sequence: int, start: int, begin: int, keys: int
 ) -> None:
     """Write the list of the runs that hold keys `begin` to `keys` of the span from `start`."""
@@ -131,7 +131,7 @@ def scores_in_place(
     """Query-key products of the only tile, a few panels at a time."""
     head_dim = frame[HEAD_DIM]
     panel, first = panel_bytes(kernels, head_dim), begin & ~15
-    _list_runs(kernels, frame, scratch, plane, sequence, start, begin, keys)
+    list_runs(kernels, frame, scratch, plane, sequence, start, begin, keys)
     place = scratch + frame[AT_RUNS]
     distance, together = _distance(kernels, frame, rows), _keys_together(rows)
     for group in range(first, keys, together):

@@ -1,6 +1,6 @@
-"""What attention does with its tiles of lanes, per kernel set: tiles of AMX, or rows of vectors.
+"""What attention does with its tiles of lanes, per kernel set: tiles of AMX, or rows of vectors, widened or in pairs.
 
-The two forms lay queries, spans and states out differently; `attention.py`, which calls this alone, sees none of it.
+The forms lay queries, spans and states out differently; `attention.py`, which calls this alone, sees none of it.
 """
 
 # Types inside kernels are inferred by numba.
@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from decoder.kernels import attention_tiles, simd
+from decoder.kernels import attention_dots, attention_rows, attention_tiles, simd
 from decoder.kernels.attention_products import pack_queries
-from decoder.kernels.attention_rows import attend_tile, gather_span
 from decoder.kernels.attention_state import clear_lines, merge_rows
 from decoder.kernels.compiled import kernel, variant
 from decoder.kernels.frame import (
@@ -27,7 +26,7 @@ from decoder.kernels.frame import (
     SPAN,
     STATE_BYTES,
 )
-from decoder.kernels.sets import float32_inputs, tile_attention
+from decoder.kernels.sets import dot_attention, float32_inputs, tile_attention
 
 
 def take_queries(kernels: Any, source: int, head_dim: int, lanes: int, target: int, tile: int) -> None:
@@ -39,6 +38,10 @@ def take_queries(kernels: Any, source: int, head_dim: int, lanes: int, target: i
 def _take_queries(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any, tile: Any) -> Any:
     if tile_attention(kernels):
         return lambda kernels, source, head_dim, lanes, target, tile: pack_queries(source, head_dim, target, tile)
+    if dot_attention(kernels):
+        return lambda kernels, source, head_dim, lanes, target, tile: attention_dots.copy_queries(
+            source, head_dim, lanes, target + tile * 16 * head_dim * 2
+        )
     if float32_inputs(kernels):
 
         def float32(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any, tile: Any) -> None:
@@ -88,6 +91,9 @@ def _attend_span(
             attention_tiles.attend_span(frame, scratch, plane, sequence, span * SPAN, window, tiles, states)
 
         return lanes
+
+    form = attention_dots if dot_attention(kernels) else attention_rows
+    gather_span, attend_tile = form.gather_span, form.attend_tile
 
     def in_rows(
         kernels: Any, frame: Any, scratch: Any, plane: Any, sequence: Any, span: Any, window: Any, shared: Any,
@@ -160,6 +166,8 @@ def _finished_lines(kernels: Any, frame: Any, state: Any, inverse: Any, lanes: A
 
         return transposed
 
+    pairs = dot_attention(kernels)
+
     def in_rows(kernels: Any, frame: Any, state: Any, inverse: Any, lanes: Any, scratch: Any) -> int:
         factors, row_bytes = scratch + frame[AT_STATISTICS], frame[HEAD_DIM] * 4
         simd.store_floats(factors, inverse)
@@ -167,6 +175,8 @@ def _finished_lines(kernels: Any, frame: Any, state: Any, inverse: Any, lanes: A
             factor = simd.splat(simd.load_float(factors + lane * 4))
             for offset in range(lane * row_bytes, (lane + 1) * row_bytes, 64):
                 simd.store_floats(state + offset, simd.mul(simd.load_floats(state + offset), factor))
+        if pairs:
+            attention_dots.put_in_order(state, frame[HEAD_DIM], lanes)
         return state
 
     return in_rows

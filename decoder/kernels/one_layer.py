@@ -78,11 +78,18 @@ class OneLayer:
     """The frame of one call over one layer of an arena, and the memory that it points at. For one use.
 
     arena [blocks, layers, 2, kv_heads, block_tokens, head_dim] and scales as `check_paged` allows them; a block's parts
-    lie as `common/layout.py` says.
+    lie as `common/layout.py` says. Queries and outputs are float32, or what other `kernels` have: bfloat16 with
+    DotKernels.
     """
 
     def __init__(
-        self, arena: torch.Tensor, scales: torch.Tensor | None, layer: int, tables: torch.Tensor, heads: int
+        self,
+        arena: torch.Tensor,
+        scales: torch.Tensor | None,
+        layer: int,
+        tables: torch.Tensor,
+        heads: int,
+        kernels: sets.Float32Kernels | sets.DotKernels | None = None,
     ) -> None:
         _, _, _, kv_heads, block_tokens, head_dim = arena.shape
         self.group, self.kv_heads, self.block_tokens, self.head_dim = (
@@ -91,7 +98,8 @@ class OneLayer:
             block_tokens,
             head_dim,
         )
-        self.kernels = sets.Float32Kernels(_STORAGE[arena.dtype])
+        self.kernels = kernels or sets.Float32Kernels(_STORAGE[arena.dtype])
+        self.inputs = torch.bfloat16 if isinstance(self.kernels, sets.DotKernels) else torch.float32
         self.threads = torch.get_num_threads()
         self.frame = frame = np.zeros(f.FRAME_WORDS, np.int64)
         self._held: list[Any] = [arena, scales]
@@ -133,9 +141,9 @@ class OneLayer:
         return tensor
 
     def lay_out_queries(self, tokens: int) -> torch.Tensor:
-        """Memory for `tokens` rows of queries by key head, float32 [kv_heads, tokens * group + 32, head_dim]."""
-        queries = torch.zeros((self.kv_heads, tokens * self.group + 32, self.head_dim))
-        self.frame[f.QUERY_PLANE_BYTES] = queries.stride(0) * 4
+        """Memory for `tokens` rows of queries by key head, `inputs` [kv_heads, tokens * group + 32, head_dim]."""
+        queries = torch.zeros((self.kv_heads, tokens * self.group + 32, self.head_dim), dtype=self.inputs)
+        self.frame[f.QUERY_PLANE_BYTES] = queries.stride(0) * queries.itemsize
         return self.point(f.QUERIES, queries)
 
     def write(self, batch_rows: int) -> None:

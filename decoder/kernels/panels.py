@@ -15,7 +15,7 @@ from typing import Any, Final
 from llvmlite import ir
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import function, made_kernel, variant
+from decoder.kernels.compiled import function, kernel, made_kernel, variant
 from decoder.kernels.registers import VECTORS
 from decoder.kernels.sets import Float32Storage, quantized, storage
 
@@ -81,20 +81,27 @@ def _columns(bits: int) -> Any:
     return function(f"columns_{bits}", 3, emit)
 
 
-def _line_columns(bits: int) -> Any:
-    """The same of a line of each row: its four 128-bit parts are transposed beside each other."""
+def _line_columns(bits: int, asking: bool = False) -> Any:
+    """The same of a line of each row: its four 128-bit parts are transposed beside each other.
+
+    With `asking` a fourth operand is the address of as many lines as the panel takes, of which half are asked for.
+    """
     width = 128 // bits
     chunk = ir.VectorType(ir.IntType(bits), 4 * width)
 
     def emit(builder: Any, args: Any) -> None:
-        source, stride, target = args
-        rows = [_load(builder, source, stride, row, chunk) for row in range(_LANES)]
+        source, stride, target, *ahead = args
+        rows = []
+        for row in range(_LANES):
+            rows.append(_load(builder, source, stride, row, chunk))
+            if ahead and row % 2:
+                simd._emit_prefetch(builder, builder.add(ahead[0], _I64(row // 2 * 64)))
         groups = [transposed(builder, rows[first : first + width]) for first in range(0, _LANES, width)]
         for column, parts in enumerate(zip(*groups, strict=True)):
             for part, vector in _by_part(builder, parts, width):
                 store_vector(builder, target, (part * width + column) * 2 * bits, vector)
 
-    return function(f"line_columns_{bits}", 3, emit)
+    return function(f"line_columns_{bits}{'_asking' * asking}", 3 + asking, emit)
 
 
 def _by_part(builder: Any, vectors: tuple[Any, ...], width: int) -> list[tuple[int, Any]]:
@@ -139,6 +146,24 @@ def _panel(bits: int) -> Any:
 
 
 _PANELS: Final = {num_bytes: _panel(num_bytes * 8) for num_bytes in (1, 2, 4)}
+
+# (source, stride, words, target): sixteen rows of 32-bit words, `stride` bytes apart, as [words, 16].
+pack_words: Final = _PANELS[4]
+_word_columns, _word_lines = _columns(32), _line_columns(32, asking=True)
+
+
+@kernel
+def pack_words_asking(source: int, stride: int, words: int, target: int, ahead: int) -> None:
+    """As `pack_words`; meanwhile half of as many bytes as are packed, those at `ahead`, are asked for."""
+    column = 0
+    while column + 16 <= words:
+        _word_lines(source + column * 4, stride, target + column * 64, ahead + column * 32)
+        column += 16
+    while column < words:
+        simd.prefetch(ahead + column * 32)
+        simd.prefetch(ahead + column * 32 + 64)
+        _word_columns(source + column * 4, stride, target + column * 64)
+        column += 4
 
 
 def pack_panel(kernels: Any, source: int, stride: int, head_dim: int, target: int) -> None:

@@ -18,6 +18,7 @@ from numba import types
 from numba.core import cgutils
 
 from decoder.kernels.compiled import intrinsic
+from decoder.kernels.dots import emit_dot, emit_half
 from decoder.kernels.simd import LANES
 
 Part = int
@@ -53,32 +54,6 @@ TILE: Final = MANY_REGISTERS if _FEATURES.get("avx512f", False) else FEW_REGISTE
 TALL_TILE: Final = TILE._replace(rows=12) if TILE is MANY_REGISTERS else TILE
 
 
-# Whether the CPU has an instruction for PAIR. Where it has none, two of float32 do the same, one after the other.
-HAS_DOTS: Final = bool(_FEATURES.get("avx512bf16", False))
-
-
-class _Bfloat16(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-_PAIRS = ir.VectorType(_Bfloat16(), 2 * LANES)
-
-
-def _dot(builder: Any, value: Any, words: Any, total: Any) -> Any:
-    """`total` plus the products of pairs: bfloat16 in the halves of `value` and `words`, int32 lanes."""
-    if HAS_DOTS:
-        operands = [total, builder.bitcast(value, _PAIRS), builder.bitcast(words, _PAIRS)]
-        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _VF32, operands)
-    for part in (EVEN, ODD):
-        total = _call(
-            builder, "llvm.fma.v16f32", _VF32, [_half(builder, value, part), _half(builder, words, part), total]
-        )
-    return total
-
-
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
@@ -93,14 +68,7 @@ def _load_part(builder: Any, start: Any, part: Part) -> Any:
     if part == WHOLE:
         return builder.load(_place(builder, start, _I64(0), _VF32), align=4)
     words = builder.load(_place(builder, start, _I64(0), _VI32), align=4)
-    return words if part == PAIR else _half(builder, words, part)
-
-
-def _half(builder: Any, words: Any, part: Part) -> Any:
-    """The bfloat16 in one half of each int32 lane, as float32."""
-    if part == EVEN:
-        return builder.bitcast(builder.shl(words, ir.Constant(_VI32, [16] * LANES)), _VF32)
-    return builder.bitcast(builder.and_(words, ir.Constant(_VI32, [0xFFFF0000] * LANES)), _VF32)
+    return words if part == PAIR else emit_half(builder, words, part == ODD)
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -136,7 +104,7 @@ def _emit_pass(
             for block, weight in enumerate(lines):
                 place = (row, block, part)
                 if part == PAIR:
-                    now[place] = _dot(builder, value, weight, now[place])
+                    now[place] = emit_dot(builder, value, weight, now[place])
                 else:
                     now[place] = _call(builder, "llvm.fma.v16f32", _VF32, [value, weight, now[place]])
     following = builder.add(step, _I64(1))

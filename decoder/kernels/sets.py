@@ -56,7 +56,7 @@ class Bfloat16Kernels(NamedTuple):
 
 
 class DotKernels(NamedTuple):
-    """bfloat16 weights, keys, values and inputs, products by AVX-512's dot products of pairs of bfloat16."""
+    """bfloat16 weights, keys, values and inputs, products and attention by AVX-512's dot products of pairs."""
 
     storage: Bfloat16Storage = Bfloat16Storage()
 
@@ -120,6 +120,11 @@ def pair_inputs(kernels: Any) -> bool:
 def tile_attention(kernels: Any) -> bool:
     """Whether attention is computed with AMX tiles."""
     return _is(kernels, AmxKernels)
+
+
+def dot_attention(kernels: Any) -> bool:
+    """Whether attention is computed by dot products of pairs of bfloat16."""
+    return _is(kernels, DotKernels)
 
 
 def uses_tiles(kernels: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from decoder.kernels import amx, row_tiles, sets
+from decoder.kernels import amx, dots, sets
 
 KERNEL_SETS: Final = ("auto", "portable")
 _STORAGE: Final[dict[str, sets.Storage]] = {
@@ -37,4 +37,4 @@ def choose_kernels(
     # A head narrower than a tile would waste most of it.
     if tiles and head_dim % 32 == 0:
         return sets.AmxKernels()
-    return sets.DotKernels() if kernels == "auto" and row_tiles.HAS_DOTS else sets.Bfloat16Kernels()
+    return sets.DotKernels() if kernels == "auto" and dots.HAS_DOTS else sets.Bfloat16Kernels()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.kernels import amx, row_tiles, sets, step
+from decoder.kernels import amx, dots, sets, step
 from decoder.kernels.compiled import entry
 from decoder.weights import load_model
 from tests.decoder.amx_emulation import emulate
@@ -54,7 +54,7 @@ def test_experts_beside_bfloat16_weights(tmp_path: Path, monkeypatch: pytest.Mon
     reference = make_family(tmp_path, name)
     _check(tmp_path, reference, "float32", sets.WideKernels, 5e-5)
     _check(tmp_path, reference, "float16", sets.WideKernels, 3e-3)
-    chosen = sets.DotKernels if row_tiles.HAS_DOTS else sets.Bfloat16Kernels
+    chosen = sets.DotKernels if dots.HAS_DOTS else sets.Bfloat16Kernels
     _check(tmp_path, reference, "bfloat16", chosen, 3e-2)
 
 

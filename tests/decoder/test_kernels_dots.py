@@ -1,0 +1,212 @@
+"""Attention by dot products of bfloat16 pairs, on any CPU: against an oracle, on poisoned memory, bit for bit alike.
+
+One layer by itself (`one_layer.py`). A context is computed in one piece, in chunks, token by token and in batches; what
+lies outside a sequence or before a window is NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from decoder.batch import StepBatch
+from decoder.kernels import frame as f
+from decoder.kernels import sets
+from decoder.kernels.attention_dots_softmax import softmax_pairs
+from decoder.kernels.compiled import entry
+from decoder.kernels.one_layer import OneLayer
+from tests.kernels import oracles
+from tests.kernels.rig import LAYER, Paged, paged, random
+
+TOLERANCE = 8e-3  # of weights that are rounded to bfloat16, and of an output that is
+HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The queries [tokens, heads, head_dim] of each context of `held`, and how they look at it."""
+
+    held: Paged
+    queries: list[torch.Tensor]
+    window: int = 0
+    soft_cap: float = 0.0
+
+    def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Outputs of one call for queries (first, last) of contexts; those of a single query come first."""
+        parts = sorted(parts, key=lambda part: part[2] - part[1] > 1)
+        counts = [last - first for _, first, last in parts]
+        rows = torch.cat([self.queries[index][first:last] for index, first, last in parts])
+        tokens, heads, head_dim = rows.shape
+        tables = np.stack([self.held.tables[index].numpy() for index, _, _ in parts])
+        call = OneLayer(self.held.arena, None, LAYER, torch.from_numpy(tables), heads, sets.DotKernels())
+        planes = call.lay_out_queries(tokens)
+        grouped = rows.reshape(tokens, call.kv_heads, call.group, head_dim).transpose(0, 1)
+        planes[:, : tokens * call.group] = grouped.reshape(call.kv_heads, -1, head_dim)
+        mixed = call.point(f.MIXED, torch.full((tokens, heads, head_dim), torch.nan, dtype=torch.bfloat16))
+        positions = np.concatenate([np.arange(first, last) for _, first, last in parts]).astype(np.int32)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        lengths, nothing = np.array([last for _, _, last in parts], np.int32), np.zeros(0, np.int32)
+        decodes = sum(count == 1 for count in counts)
+        batch = StepBatch(nothing, positions, starts, lengths, tables, nothing, decodes)
+        call.lay_out(batch, head_dim**-0.5, self.window, self.soft_cap)
+        call.attend()
+        return [mixed[low:high].clone() for low, high in itertools.pairwise(starts.tolist())]
+
+    def expected(self, index: int, first: int = 0) -> torch.Tensor:
+        """The oracle's outputs of the queries of a context, from the `first` on."""
+        scale = self.queries[index].shape[-1] ** -0.5
+        found, _ = oracles.attention(
+            self.queries[index][first:],
+            self.held.keys[index],
+            self.held.values[index],
+            scale,
+            self.window,
+            self.soft_cap,
+        )
+        return found
+
+
+def make_case(
+    lengths: list[int], *, heads: int = 6, kv_heads: int = 2, head_dim: int = 64, block_tokens: int = 16,
+    window: int = 0, soft_cap: float = 0.0, shared_blocks: int = 0,
+) -> Case:  # fmt: skip
+    """Contexts of these lengths in a poisoned arena, and a query for each of their tokens."""
+    held = paged(
+        lengths, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=torch.bfloat16,
+        shared_blocks=shared_blocks,
+    )  # fmt: skip
+    queries = [
+        random(length, heads, head_dim, seed=77 + index, dtype=torch.bfloat16) for index, length in enumerate(lengths)
+    ]
+    return Case(held, queries, window, soft_cap)
+
+
+def _same(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return torch.equal(got.view(torch.int16), want.view(torch.int16))
+
+
+def _in_pieces(case: Case, index: int, sizes: Sequence[int]) -> torch.Tensor:
+    """Outputs of a context computed in chunks of these sizes in turn."""
+    pieces, first, length = [], 0, len(case.queries[index])
+    for size in itertools.cycle(sizes):
+        if first >= length:
+            return torch.cat(pieces)
+        pieces += case.attend([(index, first, min(first + size, length))])
+        first += size
+    raise AssertionError
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("length", [1, 2, 15, 17, 63, 64, 65, 257])
+def test_a_context_equals_the_oracle(head_dim: int, length: int) -> None:
+    """Every head size, in one piece and token by token, gives the oracle's outputs, both with the same bits."""
+    case = make_case([length], head_dim=head_dim)
+    (whole,) = case.attend([(0, 0, length)])
+    torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
+    assert _same(_in_pieces(case, 0, [1]), whole)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (8, 2), (16, 2), (10, 2), (8, 1), (40, 1)])
+@pytest.mark.parametrize("block_tokens", [1, 2, 8, 16, 64, 256])
+def test_groups_and_block_sizes(heads: int, kv_heads: int, block_tokens: int) -> None:
+    """Groups of 1 to all heads in blocks of any size give the oracle's outputs; pieces of any size the same bits."""
+    case = make_case([300], heads=heads, kv_heads=kv_heads, block_tokens=block_tokens)
+    (whole,) = case.attend([(0, 0, 300)])
+    torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
+    assert _same(_in_pieces(case, 0, [1, 2, 7, 64, 3]), whole)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 37, 270])
+@pytest.mark.parametrize("block_tokens", [1, 4, 16])
+def test_before_a_window_all_may_be_poison(window: int, block_tokens: int) -> None:
+    """Single tokens and short chunks read nothing that lies before their windows, where all is NaN by then."""
+    case = make_case([600], window=window, block_tokens=block_tokens, head_dim=80)
+    (whole,) = case.attend([(0, 0, 600)])
+    torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
+    first, passed = 0, 0
+    for size in itertools.cycle([1, 1, 2, 1, 5, 30]):
+        if first + size > 600:
+            break
+        for token in range(passed, first - window + 1):
+            block = case.held.tables[0, token // block_tokens]
+            case.held.arena[block, :, :, :, token % block_tokens] = math.nan
+        passed = max(passed, first - window + 1)
+        (piece,) = case.attend([(0, first, first + size)])
+        assert _same(piece, whole[first : first + size]), (first, size)
+        first += size
+    assert passed > 0 or window >= 600
+    with_poison = case.attend([(0, 0, 600)])[0]
+    assert with_poison.isnan().any(), "the poison is seen by what looks at it"
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_a_soft_cap_is_kept(head_dim: int) -> None:
+    """Scores that a soft cap bounds give the oracle's outputs, which without the cap are others."""
+    case = make_case([280], head_dim=head_dim, soft_cap=1.0)
+    (whole,) = case.attend([(0, 0, 280)])
+    torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
+    (free,) = Case(case.held, case.queries).attend([(0, 0, 280)])
+    assert (free - whole).abs().max() > 10 * TOLERANCE
+    assert _same(_in_pieces(case, 0, [1, 40]), whole)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (20, 1)])
+def test_a_batch_over_a_shared_prefix_changes_no_bit(heads: int, kv_heads: int) -> None:
+    """Decodes that share spans, beside chunks, have the bits that each has alone."""
+    lengths = [700, 513, 640, 514, 900, 545]
+    case = make_case(lengths, heads=heads, kv_heads=kv_heads, head_dim=96, shared_blocks=32)
+    alone = [case.attend([(index, length - 1, length)])[0] for index, length in enumerate(lengths)]
+    together = case.attend([(index, length - 1, length) for index, length in enumerate(lengths)])
+    mixed = case.attend([(0, 699, 700), (1, 512, 513), (2, 639, 640), (3, 513, 514), (4, 800, 900), (5, 510, 545)])
+    for index, length in enumerate(lengths):
+        want = case.expected(index, length - 1)
+        torch.testing.assert_close(alone[index].double(), want, atol=TOLERANCE, rtol=TOLERANCE)
+        assert _same(together[index], alone[index]), length
+        assert _same(mixed[index][-1:], alone[index]), length
+
+
+@entry
+def _weights(
+    row: int, begin: int, keys: int, floor: int, bound: int, scale: float, weights: int, maximum: int, total: int
+) -> None:
+    softmax_pairs(row, begin, keys, floor, bound, scale, weights, maximum, total)
+
+
+def _softmax(
+    scores: NDArray[np.float32], begin: int, keys: int, floor: int, bound: int
+) -> tuple[NDArray[np.float32], np.float32, np.float32]:
+    """Weights of 256 keys, their maximum and their sum."""
+    weights, numbers = np.full(256, 0x7FC0, np.uint16), np.zeros(2, np.float32)
+    place = numbers.ctypes.data
+    _weights(scores.ctypes.data, begin, keys, floor, bound, 0.5, weights.ctypes.data, place, place + 4)
+    return (weights.astype(np.uint32) << 16).view(np.float32), numbers[0], numbers[1]
+
+
+def test_weights_add_up_to_their_sum() -> None:
+    """Weights are powers of two rounded to bfloat16, zero outside a row's keys; the sum is that of the rounded ones."""
+    scores = np.random.default_rng(1).normal(0, 8, 256).astype(np.float32)
+    for begin, keys, floor, bound in ((0, 256, 0, 256), (0, 77, 0, 60), (37, 201, 41, 199), (96, 97, 96, 97)):
+        held = scores.copy()
+        held[: begin & ~15] = held[(keys + 15) & ~15 :] = np.nan
+        weights, maximum, total = _softmax(held, begin, keys, floor, bound)
+        assert maximum == scores[floor:bound].max() * np.float32(0.5)
+        want = np.exp2(scores.astype(np.float64) * 0.5 - maximum)
+        assert np.allclose(weights[floor:bound], want[floor:bound], rtol=2**-8, atol=1e-30)
+        assert not weights[begin & ~31 : floor].any()
+        assert not weights[bound : (keys + 31) & ~31].any()
+        assert total == pytest.approx(weights[floor:bound].sum(dtype=np.float64), rel=1e-6)
+
+
+def test_a_value_of_all_keys_comes_out_as_it_is() -> None:
+    """Where all values agree, rounded weights that are divided by their own sum give that value, to the last bit."""
+    case = make_case([500])
+    case.held.arena[:, :, 1] = torch.where(case.held.arena[:, :, 1].isnan(), torch.nan, 1.0)
+    (whole,) = case.attend([(0, 0, 500)])
+    assert (whole == 1.0).all()
