@@ -24,11 +24,19 @@ from pathlib import Path
 import torch
 
 from bench.limits import measure_matmul, measure_memory
-from bench.operations_work import MODELS, Work, attention_work, block_work, row_work, token_bytes, write_work
+from bench.operations_work import (
+    ALL_STORAGES,
+    MODELS,
+    Work,
+    attention_work,
+    block_work,
+    row_work,
+    token_bytes,
+    write_work,
+)
 from bench.setting import machine_facts, positive_list, positive_or_zero
 from bench.table import Cell, Report
 from common.arguments import CommandParser
-from common.layout import KV_DTYPES
 
 CONTEXTS = (1024, 16384)
 BATCHES = (1, 8, 32)
@@ -170,6 +178,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _storages(text: str) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in KV_DTYPES]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KV_DTYPES)}")
+    if unknown := [name for name in names if name not in ALL_STORAGES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(ALL_STORAGES)}")
     return names

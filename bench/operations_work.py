@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from common.layout import KvLayout
+from common.layout import KV_DTYPES, KvLayout
 from decoder.batch import StepBatch
 from decoder.kernels import frame as f
-from decoder.kernels import quantized
+from decoder.kernels import quantized, sets
 from decoder.kernels.one_layer import OneLayer
 from decoder.kernels.row_forms import KERNELS, gate_rows, normalize_rows
 from decoder.kernels.select import operation
@@ -32,6 +32,8 @@ MODELS = {
 BLOCK_TOKENS = 16
 ROWS = 1024
 MOVED_BLOCKS = 512
+DOTS = "-dots"  # behind bfloat16: queries are bfloat16 too, and all products dot products of pairs
+ALL_STORAGES = (*KV_DTYPES, "bfloat16" + DOTS)
 _TORCH = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -48,6 +50,16 @@ class Work:
     run: Callable[[], object]
     torch: Callable[[], object] | None = None
     gather: Callable[[], object] | None = None
+
+
+def kv_dtype(storage: str) -> str:
+    """The type of keys and values of a name of ALL_STORAGES."""
+    return storage.removesuffix(DOTS)
+
+
+def kernels_of(storage: str) -> sets.DotKernels | None:
+    """The kernel set that a name of ALL_STORAGES asks for; None is that of float32 inputs."""
+    return sets.DotKernels() if storage.endswith(DOTS) else None
 
 
 @functools.cache
@@ -68,12 +80,12 @@ def fastest_type(stored: torch.dtype, chunk: int) -> torch.dtype:
 def token_bytes(model: str, storage: str) -> int:
     """Bytes of one token's keys and values in one layer."""
     _, kv_heads, head_dim, _, _ = MODELS[model]
-    return KvLayout.of(1, kv_heads, head_dim, BLOCK_TOKENS, storage).token_bytes
+    return KvLayout.of(1, kv_heads, head_dim, BLOCK_TOKENS, kv_dtype(storage)).token_bytes
 
 
 def make_arena(kv_heads: int, head_dim: int, blocks: int, storage: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Elements [blocks, 1, 2, kv_heads, BLOCK_TOKENS, head_dim] and scales of one layer, random."""
-    generator = torch.Generator().manual_seed(1)
+    generator, storage = torch.Generator().manual_seed(1), kv_dtype(storage)
     if storage in _TORCH:
         layout = KvLayout.of(1, kv_heads, head_dim, BLOCK_TOKENS, storage)
         shape = (blocks, layout.block_bytes)
@@ -99,10 +111,10 @@ def attention_work(name: str, model: str, storage: str, context: int, batch: int
     positions = np.tile(np.arange(context - chunk, context, dtype=np.int32), batch)
     edges, lengths = np.arange(batch + 1, dtype=np.int32) * chunk, np.full(batch, context, np.int32)
     queries = torch.randn((batch, heads, chunk, head_dim), generator=torch.Generator().manual_seed(2))
-    call = OneLayer(arena, scales, 0, torch.from_numpy(tables), heads)
+    call = OneLayer(arena, scales, 0, torch.from_numpy(tables), heads, kernels_of(storage))
     rows = queries.transpose(1, 2).reshape(tokens, call.kv_heads, call.group, head_dim).transpose(0, 1)
     call.lay_out_queries(tokens)[:, : tokens * call.group] = rows.reshape(call.kv_heads, -1, head_dim)
-    mixed = call.point(f.MIXED, torch.empty((tokens, heads, head_dim)))
+    mixed = call.point(f.MIXED, torch.empty((tokens, heads, head_dim), dtype=call.inputs))
     decodes = batch if chunk == 1 else 0
     call.lay_out(StepBatch(nothing, positions, edges, lengths, tables, nothing, decodes), head_dim**-0.5, 0, 0.0)
     ids, kind = torch.from_numpy(tables).long(), fastest_type(arena.dtype, chunk)
@@ -139,7 +151,7 @@ def write_work(model: str, storage: str) -> Work:
     heads, kv_heads, head_dim, _, _ = MODELS[model]
     arena, scales = make_arena(kv_heads, head_dim, ROWS // BLOCK_TOKENS + 1, storage)
     order = np.random.default_rng(0).permutation(ROWS // BLOCK_TOKENS) + 1
-    call = OneLayer(arena, scales, 0, torch.from_numpy(order.astype(np.int32)[None]), heads)
+    call = OneLayer(arena, scales, 0, torch.from_numpy(order.astype(np.int32)[None]), heads, kernels_of(storage))
     turns = call.keep(torch.rand(ROWS, head_dim // 2)).data_ptr()
     call.layer_row[f.LAYER_COSINES] = call.layer_row[f.LAYER_SINES] = turns
     call.hold(f.EPSILON, np.array([1e-6], np.float32))
@@ -148,7 +160,8 @@ def write_work(model: str, storage: str) -> Work:
     call.hold(f.POSITIONS, np.arange(ROWS, dtype=np.int32))
     packed = call.point(f.QKV, torch.randn(ROWS, (heads + 2 * kv_heads) * head_dim))
     call.lay_out_queries(ROWS)
-    amount = float(packed.nbytes + ROWS * (heads * head_dim * 4 + token_bytes(model, storage)))
+    size = call.inputs.itemsize
+    amount = float(packed.nbytes + ROWS * (heads * head_dim * size + token_bytes(model, storage)))
     return Work("kv_write", model, storage, f"{ROWS} rows", amount, False, lambda: call.write(ROWS))
 
 

@@ -12,17 +12,18 @@ from bench import operations
 from bench.operations_work import attention_work, block_work, write_work
 
 
+@pytest.mark.parametrize(("storage", "tolerance"), [("float16", 2e-3), ("bfloat16-dots", 5e-3)])
 @pytest.mark.parametrize(
     ("name", "batch", "chunk"), [("paged_decode", 2, 1), ("shared_prefix_decode", 3, 1), ("paged_prefill", 1, 24)]
 )
-def test_both_compute_the_same_attention(name: str, batch: int, chunk: int) -> None:
+def test_both_compute_the_same_attention(name: str, batch: int, chunk: int, storage: str, tolerance: float) -> None:
     """What is timed on the blocks equals torch's attention on the gathered keys and values, for each operation."""
-    work = attention_work(name, "SmolLM2", "float16", 1030, batch, chunk)
+    work = attention_work(name, "SmolLM2", storage, 1030, batch, chunk)
     assert work.torch is not None
     ours, theirs = work.run(), work.torch()
     assert isinstance(ours, torch.Tensor)
     assert isinstance(theirs, torch.Tensor)
-    torch.testing.assert_close(ours, theirs.float(), atol=2e-3, rtol=0.0)
+    torch.testing.assert_close(ours.float(), theirs.float(), atol=tolerance, rtol=0.0)
     assert ours.abs().mean() > 0.01
 
 
@@ -35,6 +36,8 @@ def test_bytes_are_counted_once() -> None:
     amounts = {work.operation: work.amount for work in block_work("SmolLM2")}
     assert amounts["block_copy"] == 2 * amounts["block_scrub"] == 2 * 512 * 16 * token
     assert write_work("SmolLM2", "float16").amount == 1024 * ((9 + 6) * 64 * 4 + 9 * 64 * 4 + token)
+    # Queries of two bytes.
+    assert write_work("SmolLM2", "bfloat16-dots").amount == 1024 * ((9 + 6) * 64 * 4 + 9 * 64 * 2 + token)
 
 
 def test_the_bench_prints_its_table(
