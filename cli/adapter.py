@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.errors import CommandError
+from cli.node_address import find_state
 from cli.tables import format_table
 from common.adapter_config import TENSORS_FILE, read_adapter_config
 from common.adapter_folder import AdapterFolder
 from common.arguments import CommandParser
 from common.errors import TesseraError
-from common.paths import StatePaths, default_state_dir
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         match options.command:
             case "add":
+                _prepare(options)
                 folder.add(options.name, options.path)
                 print(f"added: {options.name}")
             case "remove":
@@ -58,8 +59,17 @@ def _folder_of(options: argparse.Namespace) -> Path:
     named = options.adapters_dir or os.environ.get("TESSERA_ADAPTERS_DIR")
     if named:
         return Path(named)
-    state = options.state_dir or os.environ.get("TESSERA_STATE_DIR")
-    return StatePaths(Path(state) if state else default_state_dir(os.environ)).adapters_dir
+    return find_state(options.state_dir).adapters_dir
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Make the state directory where it holds the folder: it is closed to others from its first moment. Raises
+    FailedPrecondition where it is another user's."""
+    if options.adapters_dir or os.environ.get("TESSERA_ADAPTERS_DIR"):
+        return
+    paths = find_state(options.state_dir)
+    paths.check()
+    paths.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _row(folder: AdapterFolder, name: str) -> tuple[object, ...]:

@@ -26,6 +26,7 @@ from cli.node_phase import describe_phase, describe_silence
 from common.interceptors import error_from_rpc
 from common.paths import StatePaths
 from common.rpc import bearer_metadata, open_sync_channel
+from common.words import count
 from tessera.inference.v1 import inference_pb2, inference_pb2_grpc
 
 MAX_INT64, MAX_UINT64 = 2**63 - 1, 2**64 - 1
@@ -76,8 +77,8 @@ class Numbers:
         rate = self.tokens_per_second
         drafts = f", {self.accepted_tokens} of {self.drafted_tokens} guesses right" if self.drafted_tokens else ""
         return (
-            f"{self.prompt_tokens} prompt tokens, {self.cached_tokens} of them cached; first token after "
-            f"{self.ttft_seconds * 1e3:.0f} ms; {self.completion_tokens} tokens"
+            f"{count(self.prompt_tokens, 'prompt token')}, {self.cached_tokens} of them cached; first token after "
+            f"{self.ttft_seconds * 1e3:.0f} ms; {count(self.completion_tokens, 'token')}"
             f"{'' if rate is None else f', {rate:.1f} tokens/s'}{drafts}"
         )
 
@@ -87,7 +88,7 @@ class Numbers:
             return None
         if self.cut_tokens < max_tokens:
             return "the answer was cut off: prompt and answer fill the model's context"
-        return f"the answer was cut off after {max_tokens} tokens; --max-tokens N allows more"
+        return f"the answer was cut off after {count(max_tokens, 'token')}; --max-tokens N allows more"
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -134,16 +135,11 @@ class Client:
         """Connect as the command line says. Raises CommandError where the key cannot be read, and where no address is
         given and no node runs on the state directory."""
         paths = find_state(options.state_dir)
-        named = None if options.key_file is None else "--key-file"
-        phase = describe_phase(paths)
-        hint = f"{NO_NODE} --key-file FILE"
-        if phase is not None:
-            hint = phase[0].upper() + phase[1:]
-        elif paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
-            hint = "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
-        key = read_key(options.key_file or paths.default_key, named, hint)
+        key = None if options.key_file is None else read_key(options.key_file, "--key-file", "")
         trusted = read_authority(options.tls_ca)
         endpoint, certificate = require_address(paths, options.endpoint)
+        if key is None:
+            key = read_key(paths.default_key, None, _say_how_to_have_a_key(paths))
         own = None if options.endpoint else paths
         return cls(check_text("--endpoint", endpoint), key, trusted or read_authority(certificate), own)
 
@@ -240,3 +236,13 @@ class Client:
         if failure.metadata.get("field") == NO_TEMPLATE_FIELD:
             message += "; `tessera generate --raw` continues plain text"
         return CommandError(message, reason=failure.reason)
+
+
+def _say_how_to_have_a_key(paths: StatePaths) -> str:
+    """What to do where the default tenant's key is not in the state directory."""
+    phase = describe_phase(paths)
+    if phase is not None:
+        return phase[0].upper() + phase[1:]
+    if paths.tenants_db.exists():  # the node has been here, so the file was removed; nobody can make it again
+        return "Make another one with `tessera admin create-key default`, and name its file: --key-file FILE"
+    return f"{NO_NODE} --key-file FILE"

@@ -18,6 +18,7 @@ from common.interceptors import error_from_rpc
 DETAILS_KEY = "grpc-status-details-bin"
 NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 NOBODY_THERE = ("Connection refused", "No such file or directory")
+SAID_ALREADY = ("field", "method")  # by the message
 BROKEN_OFF = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY", "ping timeout", "keepalive")
 
 
@@ -56,7 +57,8 @@ def explain_refusal(failure: TesseraError) -> str:
     text = failure.message
     if isinstance(failure, InvalidArgument):
         return f"the server refused {text}"
-    extra = f" ({', '.join(f'{k} {v}' for k, v in failure.metadata.items())})" if failure.metadata else ""
+    numbers = {name: value for name, value in failure.metadata.items() if name not in SAID_ALREADY}
+    extra = f" ({', '.join(f'{k} {v}' for k, v in numbers.items())})" if numbers else ""
     retry = ""
     if failure.retry_after_seconds is not None:
         again = " in" if text.endswith("try again") else "; try again in"

@@ -14,7 +14,7 @@ from typing import Any
 from cli.errors import refuse_option
 from common.config import DEFAULT_POOL_BYTES, MIN_POOL_BLOCKS, Options
 from common.devices import CPU
-from common.errors import TesseraError
+from common.errors import InvalidArgument
 from common.families import GGUF_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from common.gguf_metadata import read_metadata
 from common.layout import KvLayout, default_kv_dtype
@@ -24,6 +24,7 @@ WEIGHTS = "*.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MIXED_FAMILIES = ("gemma2", "gemma3_text", "qwen2", "qwen3", "qwen2_moe")
 """Families of which some layers may have a window and others none."""
+FILE_DTYPE = "file"
 SERVED = "served are GGUF files and Hugging Face directories"
 
 
@@ -45,7 +46,10 @@ def look_at_model(option: str, path: Path) -> Look:
 
 
 def check_fit(options: Options, look: Look) -> None:
-    """Raises CommandError where the pool or the longest context do not fit the model or this machine."""
+    """Raises CommandError where the pool, the longest context or the type of weights do not fit the model or this
+    machine."""
+    if options.dtype == FILE_DTYPE and options.model is not None and options.model.is_dir():
+        refuse_option("--dtype", f"{FILE_DTYPE} is for GGUF files, and {options.model} is a directory; int8 has 8 bits")
     longest, wanted = look.longest_context, options.max_context
     if wanted is not None and longest is not None and wanted > longest:
         refuse_option("--max-context", f"{wanted} is more than the {longest} tokens that this model serves")
@@ -77,8 +81,8 @@ def check_fit(options: Options, look: Look) -> None:
 def _look_at_file(option: str, path: Path) -> Look:
     try:
         fields = read_metadata(path)
-    except TesseraError as error:
-        refuse_option(option, f"{path}: {error.message}; {SERVED}")
+    except InvalidArgument as error:
+        refuse_option(option, f"{path}: {error.description}; {SERVED}")
     family = fields.get("general.architecture", "")
     if family not in GGUF_ARCHITECTURES:
         refuse_option(option, f"{path}: its architecture is {family!r}; served are {', '.join(GGUF_ARCHITECTURES)}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cli.child import PORT_ALONE, ChildSpec
-from cli.errors import EXIT_USAGE, CommandError
+from cli.errors import EXIT_USAGE, CommandError, refuse_option
 from cli.model_store import ModelStore
 from cli.ports import UNIX, check_free
 from common.addresses import split_host_port
@@ -86,7 +86,9 @@ def plan_node(arguments: Sequence[str], environ: Mapping[str, str], overrides: S
     try:
         paths = StatePaths(options.state_dir.absolute())
         model = find_model(options.model, environ)
-        draft = None if options.draft_model is None else find_model(options.draft_model, environ)
+        draft = None
+        if options.draft_model is not None:
+            draft = find_model(options.draft_model, environ, "--draft-model")
         paths.check()
     except TesseraError as error:
         raise CommandError(error.message) from None
@@ -130,8 +132,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if name.startswith("TESSERA_") and name not in known)
 
 
-def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:
-    """The model to serve: the one named (a path or the name of a fetched one), else the demo model."""
+def find_model(model: Path | None, environ: Mapping[str, str], option: str = "--model") -> Path:
+    """The model to serve: the one that `option` named (a path or the name of a fetched one), else the demo model."""
     store = ModelStore(models_dir(environ))
     if model is None:
         if not store.demo_path.is_file():
@@ -141,5 +143,5 @@ def find_model(model: Path | None, environ: Mapping[str, str]) -> Path:
         return model.absolute()
     fetched = store.find(str(model))
     if fetched is None:
-        raise CommandError(f"no model at {model}, and none of that name is fetched (`tessera model list`)", EXIT_USAGE)
+        refuse_option(option, f"no model at {model}, and none of that name is fetched (`tessera model list`)")
     return fetched

@@ -137,6 +137,8 @@ class StatePaths:
             return
         except OSError as error:
             raise self._unusable(error) from error
+        if not stat.S_ISDIR(found.st_mode):
+            raise FailedPrecondition(f"--state-dir {self.state_dir} cannot be used: it is no directory; name another")
         if found.st_uid != os.geteuid():
             raise FailedPrecondition(
                 f"--state-dir {self.state_dir} belongs to user {found.st_uid}, and this is user {os.geteuid()}; run as "

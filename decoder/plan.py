@@ -33,6 +33,7 @@ from decoder.weights.source import open_source
 from decoder.weights.weight_groups import weight_bytes
 
 _ASSUMED_CONTEXT = 8192
+_FLAGS = {"model": "--model", "model.dtype": "--dtype"}
 _MAX_SIZE = 1024  # of what `KvLayout` takes
 _MAX_CONTEXT, _MAX_BATCH = 10_000_000, 1_000_000
 
@@ -247,8 +248,10 @@ def main(arguments: Sequence[str], table: Table, find_model: Callable[[Path], Pa
     try:
         plan = compute(shape_of(options), options)
     except (ValueError, TesseraError) as error:
-        is_model = isinstance(error, InvalidArgument) and error.field == "model"
-        sys.stderr.write(f"tessera plan: {'--' if is_model else ''}{error} (see `tessera plan --help`)\n")
+        said = str(error)
+        if isinstance(error, InvalidArgument) and error.field in _FLAGS:
+            said = f"{_FLAGS[error.field]}: {error.description}"
+        sys.stderr.write(f"tessera plan: {said} (see `tessera plan --help`)\n")
         return 2
     sys.stdout.write(f"{json.dumps(plan) if options.json else show(plan, table)}\n")
     return 0

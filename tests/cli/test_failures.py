@@ -102,6 +102,14 @@ def test_a_message_that_is_too_large_is_told_with_both_sizes(
     assert not inference[0].requests
 
 
+def test_a_refusal_repeats_no_field(inference: Inference, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has it; other details, such as what is served, follow in brackets."""
+    status = status_pb2.Status(code=5, message="the model is not served here")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(metadata={"field": "model", "served": "tiny"}))
+    inference[0].refuse = status
+    assert ask(capsys, *inference[1]).endswith("NOT_FOUND: the model is not served here (served tiny)")
+
+
 @pytest.mark.parametrize("phase", [STARTING, DRAINING])
 def test_a_node_that_starts_or_drains_is_not_called_absent(
     phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -246,7 +254,10 @@ def test_a_lost_default_key_can_be_replaced(tmp_path: Path, capsys: pytest.Captu
     """Where tenants are there and the key's file is not, starting the node would not help; another key does."""
     assert "tessera up" in ask(capsys, "--state-dir", str(tmp_path))
     (tmp_path / "tenants.db").touch()
-    said = ask(capsys, "--state-dir", str(tmp_path))
+    (paths := StatePaths(tmp_path)).prepare()
+    with sole_supervisor(paths):
+        paths.endpoint_file.write_text("127.0.0.1:1\n")
+        said = ask(capsys, "--state-dir", str(tmp_path))
     assert "tessera admin create-key default" in said
     assert str(tmp_path / "default.key") in said
     assert "tessera up" not in said

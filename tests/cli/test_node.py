@@ -102,6 +102,8 @@ def test_a_fetched_model_can_be_named(environ: dict[str, str], tmp_path: Path) -
     with pytest.raises(CommandError, match="no model at") as refused:
         plan_node(["--model", str(tmp_path / "none")], environ)
     assert refused.value.status == 2
+    with pytest.raises(CommandError, match=r"^--draft-model: no model at"):
+        plan_node(["--draft-model", str(tmp_path / "none")], environ)
 
 
 def test_a_state_directory_too_long_for_sockets_is_refused(environ: dict[str, str], tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_listeners_and_threads(flags: list[str], said: str) -> None:
     assert bool(said) == bool(found)
 
 
+def test_the_bits_of_a_file_need_a_file(tmp_path: Path) -> None:
+    """`--dtype file` beside a directory is refused before a process starts; other types, and a GGUF file, are not."""
+    model = str(directory(tmp_path / "m"))
+    assert refusal("--model", model, "--dtype", "file").startswith("--dtype: file is for GGUF files, and ")
+    assert not refusal("--model", model, "--dtype", "int8")
+    assert not refusal("--model", str(gguf(tmp_path / "m.gguf", block_count=4)), "--dtype", "file")
+
+
 def test_a_pool_that_is_too_small_for_its_model_or_too_large_for_the_machine(tmp_path: Path) -> None:
     """Two blocks are the least: of both kinds of model, of either KV type; a number of blocks was checked before."""
     model = str(directory(tmp_path / "m"))

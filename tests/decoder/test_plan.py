@@ -210,6 +210,16 @@ def test_a_context_that_nobody_named_is_said(tmp_path: Path, capsys: pytest.Capt
         assert words in text and ("--context N" in text) is bool(words)
 
 
+def test_a_type_that_a_model_cannot_have_is_told_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--dtype file` beside a directory: the option is named as it was typed, with what is allowed."""
+    model = str(make_tiny_llama(tmp_path / "model"))
+    assert main(["--model", model, "--dtype", "file"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tessera plan: --dtype: is 'file'; this build serves 'int8', 'bfloat16' or 'float32'")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
