@@ -154,13 +154,10 @@ class IndexJournal:
         """See Recorder."""
         if self._pending:
             self.flush()
-        count, known, num_unknown = len(blocks), [], 0
-        for tree in trees[:1] if trees.count(trees[0]) == count else trees:
-            owner = names[tree.owner]
-            entry = self._known.get((owner, tree.root_key)) or self._add_tree(owner, tree)
-            known.append(entry or (0, 0))
-            num_unknown += entry is None
-        if num_unknown:
+        count = len(blocks)
+        few = trees[:1] if trees.count(trees[0]) == count else trees
+        known = [entry for tree in few if (entry := self._known.get((names[tree.owner], tree.root_key)))]
+        if len(known) < len(few):  # for new ones slots may have to be found, one by one
             owners = [names[tree.owner] for tree in trees]
             columns = zip(owners, trees, places.tolist(), texts, np.split(blocks, count), previous_blocks, strict=True)
             for fields, priority, expires_ns in zip(columns, priorities, expiries, strict=True):
@@ -309,6 +306,7 @@ class IndexJournal:
 
     def _recycle(self) -> None:
         """Empties the slots of trees with no block, and of owners with no tree."""
+        self.flush()  # a block that was merely gathered is one
         in_use = set(np.unique(self.rows[self.checksums != 0, records.TREE]).tolist())
         for name, (slot, _) in list(self._known.items()):
             if slot not in in_use:

@@ -205,6 +205,28 @@ def test_slots_of_trees_are_used_again_and_validate_no_older_record() -> None:
         assert read(memory) == world.listed
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_tree_whose_blocks_are_not_stored_yet_keeps_its_slot(together: bool) -> None:
+    """Of new trees in one report, for which slots are taken from trees with no block, each has its block recorded."""
+    memory = make_memory(BLOCKS, TOKENS)
+    journal, text = IndexJournal(memory), np.arange(TOKENS, dtype="<i4").tobytes()
+    trees = [Tree(1, number.to_bytes(32, "little")) for number in range(BLOCKS + 2)]
+    for tree in trees[:-3]:  # to the first of the others goes the last slot that nobody has had
+        journal.publish("a", tree, 0, text, np.array([1]), 0)
+        journal.unpublish(np.array([1]))
+    numbers = np.arange(2, 5)
+    if together:
+        journal.publish_each(
+            ["", "a"], trees[-3:], np.zeros(3, np.int32), [text] * 3, numbers, [0] * 3,
+            priorities=[0] * 3, expiries=[0] * 3,
+        )  # fmt: skip
+    else:
+        for tree, number in zip(trees[-3:], numbers, strict=True):
+            journal.publish("a", tree, 0, text, np.array([number]), 0)
+        journal.flush()
+    assert sorted(recover(IndexJournal(memory.copy())).blocks) == [2, 3, 4]
+
+
 def test_the_file_is_private_and_found_again(tmp_path: Path) -> None:
     """A journal on disk has mode 0600, and opens again with what was written, in this start of the machine alone."""
     path = tmp_path / "index.journal"
