@@ -146,7 +146,12 @@ class DraftModel:
     def _compute(self, parts: list[tuple[_Draft, IntArray]]) -> list[tuple[_Draft, int | None]]:
         """One forward pass; the likeliest token after each part, None where there is none."""
         parts = sorted(parts, key=lambda part: len(part[1]) > 1)
-        logits = self._model.forward(self._batch(parts), self._arena)
+        try:
+            logits = self._model.forward(self._batch(parts), self._arena)
+        except Exception:
+            for draft in self._drafts.values():  # what was guessed before is told to nobody
+                draft.computed = min(draft.computed, draft.sequence.num_tokens)
+            raise
         chosen: list[tuple[_Draft, int | None]] = []
         for (draft, tokens), row in zip(parts, logits, strict=True):
             draft.computed += len(tokens)

@@ -56,6 +56,29 @@ def test_guesses_are_the_greedy_text_of_the_draft_model() -> None:
                 sequence.append_token(token)
 
 
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_after_a_pass_that_failed_guesses_are_right_again(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sequence whose guessing broke off, in whichever pass, no guess that was computed counts as a token."""
+    model = RecallModel()
+    drafter = DraftModel(model, model.arena(60), 64)
+    sequence = sequence_of(1, request(1, prompt_of(9), max_tokens=50), [7])
+    calls, forward = 0, model.forward
+
+    def fail(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise MemoryError
+        return forward(*arguments)
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(MemoryError):
+        drafter.propose([(sequence, 4)])
+    for token in (90, 91, 92):  # none that was guessed
+        sequence.append_token(token)
+    assert drafter.propose([(sequence, 3)])[0].tolist() == greedy_oracle(sequence.tokens.tolist(), 3)
+
+
 def test_a_long_prompt_is_caught_up_with_in_chunks() -> None:
     """No call computes more than its chunk to catch up; guesses begin when the whole prompt is computed."""
     model = RecallModel()
