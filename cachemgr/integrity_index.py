@@ -123,16 +123,16 @@ def _is_evictable(state: CacheState, node: Node) -> bool:
 def _check_children(state: CacheState, node: Node, found: list[str]) -> None:
     size = state.index.block_bytes
     name = f"node {node.node_id}"
-    keys = node.children.keys()
-    if len(keys) != len(node.children) or keys != [child.edge[:size] for child in node.children]:
+    keys, children = node.children.keys(), list(node.children)
+    if len(keys) != len(node.children) or keys != [child.edge[:size] for child in children]:
         found.append(f"{name}: the keys are not the first blocks of its children")
     if any(left >= right for left, right in pairwise(keys)):
         found.append(f"{name}: the keys are not sorted")
-    if node.tails != sum(child.tail for child in node.children):
+    if node.tails != sum(child.tail for child in children):
         found.append(f"{name}: the number of tails is wrong")
-    if node.tail and node.children:
+    if node.tail and children:
         found.append(f"{name}: a partly filled tail has children")
-    for child in node.children:
+    for child in children:
         if child.parent is not node or child.tree is not node.tree:
             found.append(f"node {child.node_id}: its parent is not the node that has it as a child")
         if child.key != child.edge[:size]:

@@ -321,7 +321,8 @@ def test_the_three_commands_come_up_together_as_an_ordinary_user(compose: dict[s
                     raise AssertionError(f"{ended[0]} ended:\n{logs[ended[0]].read_text(errors='replace')[-3000:]}")
                 return start(check, env=environ, cwd=folder, stderr=subprocess.DEVNULL).wait(30) == 0
 
-            wait_until(healthy, f"{name} is healthy:\n{logs[name].read_text(errors='replace')[-3000:]}", START_SECONDS)
+            what = f"{name} is healthy:\n{logs[name].read_text(errors='replace')[-3000:]}"
+            wait_until(healthy, what, START_SECONDS, interval=1.0)  # each check is a process
         assert {owner_of(process.pid) for process in running.values()} == {
             NOBODY if os.geteuid() == 0 else os.geteuid()
         }

@@ -15,13 +15,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 DEADLINE_SECONDS = 20.0
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Poll until `holds`; fails with `what` when the time is over."""
+def wait_until(
+    holds: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS, *, interval: float = 0.01
+) -> None:
+    """Poll until `holds`, so many seconds after each answer; fails with `what` when the time is over."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.01)
+        time.sleep(interval)
 
 
 class FakeHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc,unused-ignore]
