@@ -140,11 +140,20 @@ def _priority(client: AdminClient, options: argparse.Namespace) -> int:
 
 
 def _approve(client: AdminClient, options: argparse.Namespace) -> int:
-    answer = client.call(
-        "ApprovePrefix", admin_pb2.ApprovePrefixRequest(name=options.name, token_ids=tokens_of(options))
-    )
+    request = admin_pb2.ApprovePrefixRequest(name=options.name, token_ids=tokens_of(options))
+    block = client.call("GetSnapshot", admin_pb2.GetSnapshotRequest()).block_tokens  # 0: no decoder has attached yet
+    answer = client.call("ApprovePrefix", request)
     text = f"every tenant may share {options.name}, {count(answer.num_tokens, 'token')}"
-    return print_answer(options, answer, text)
+    return print_answer(options, answer, text + of_which_whole(answer.num_tokens, block))
+
+
+def of_which_whole(num_tokens: int, block_tokens: int) -> str:
+    """What of an approved prefix is never shared, as only whole blocks are."""
+    if not block_tokens or num_tokens % block_tokens == 0:
+        return ""
+    if num_tokens < block_tokens:
+        return f"; nothing of it is shared, since it is shorter than a block of {block_tokens} tokens"
+    return f"; shared are whole blocks, its first {num_tokens - num_tokens % block_tokens} tokens"
 
 
 def _withdraw(client: AdminClient, options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from google.protobuf import json_format
 from grpc_status import rpc_status
 
 from cli.__main__ import main
+from cli.admin_prefixes import of_which_whole
 from common.errors import TesseraError
 from common.interceptors import error_status
 from tessera.admin.v1 import admin_pb2, admin_pb2_grpc
@@ -223,7 +224,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         (
             ["approve", "system", "--tokens", "1 2 3"],
             ("ApprovePrefix", {"name": "system", "token_ids": ["1", "2", "3"]}),
-            ["may share system, 3 tokens"],
+            ["may share system, 3 tokens; nothing of it is shared, since it is shorter than a block of 16 tokens\n"],
         ),
         (
             ["explain", "--tokens", "1,2,3"],
@@ -285,6 +286,16 @@ def test_text_becomes_tokens_by_the_gateway(
     assert main(["admin", *command, "--file", str(tmp_path / "none"), *node.flags]) == 2
     assert node.admin.asked == []
     assert "there is no token id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block", "said"),
+    [(15, 16, "; nothing of it"), (16, 16, ""), (40, 16, "whole blocks, its first 32 tokens"), (3, 0, "")],
+)
+def test_an_approval_says_how_much_of_it_can_be_shared(tokens: int, block: int, said: str) -> None:
+    """Whole blocks alone; nothing is said where all of it is, or where the size of a block is not known yet."""
+    text = of_which_whole(tokens, block)
+    assert said in text and bool(said) == bool(text)
 
 
 def test_an_update_of_nothing_is_refused(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
