@@ -6,6 +6,7 @@ says; its blocks are free only when its process cannot write them any more. Call
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class SimDaemon:
         self.claimed: dict[int, SessionId] = {}  # of processes that held something under the daemon before
         self.quarantined: dict[SessionId, tuple[str, int]] = {}
         self.admitted = 0
+        self._pinner = random.Random(epoch)  # of its own, so that pins draw nothing from the others
         self.not_stored: set[LeaseId] = set()
         self.kernel.after(MILLISECOND, self._tick)
 
@@ -513,6 +515,9 @@ class SimDaemon:
             return
         kernel, manager = self.kernel, self.manager
         tenant = TenantId(f"tenant-{kernel.between(1, self.world.scenario.num_tenants)}")
+        for _ in range(3 if self.world.scenario.quotas else 0):
+            owner = self._pinner.randint(1, self.world.scenario.num_tenants)
+            self._pin(TenantId(f"tenant-{owner}"), self._pinner)
         if self.world.scenario.scopes and kernel.chance(0.4):
             self._operate_scope()
             self.world.check()
@@ -527,7 +532,7 @@ class SimDaemon:
             if manager.list_prefixes(tenant=tenant).items:
                 raise Violation("a purged tenant has prefixes")
         elif which == 3:
-            self._pin(tenant)
+            self._pin(tenant, kernel.random)
         else:
             try:
                 self._say(f"drops everything: {manager.evict(everything=True)}")
@@ -552,23 +557,25 @@ class SimDaemon:
             if manager.prune(scope, left):
                 raise Violation("what was pruned once was pruned again")
 
-    def _pin(self, tenant: TenantId) -> None:
-        """Pins, or ends a pin; either may be refused."""
-        pins = self.manager.list_pins().items
-        if pins and self.kernel.chance(0.5):
+    def _pin(self, tenant: TenantId, source: random.Random) -> None:
+        """Pins as much of a prompt as the tenant's budget has, or ends a pin; either may be refused."""
+        pins, scenario = self.manager.list_pins().items, self.world.scenario
+        if pins and source.random() < 0.5:
             self.manager.unpin(pins[0].pin)
             return
         asked = [request for request in self.world.workload.requests if request.tenant == tenant]
         if not asked:
             return
-        request = self.kernel.random.choice(asked)
-        tokens = pack_tokens(np.array(request.prompt, np.int32))
-        ttl_ns = self.kernel.between(1, 20) * 1_000_000
-        prefix = span_of(request.scope, request.root, request.prefix_tokens)
+        request = source.choice(asked)
+        ttl_ns = (1 + int(source.random() * 20)) * 1_000_000
+        budget = self.manager.quota_usage(tenant).quota.pin_blocks * scenario.block_tokens
+        tokens = request.prompt[: budget or None]
+        prefix = span_of(request.scope, request.root, min(request.prefix_tokens, len(tokens)))
         try:
             pin = self.manager.pin(
-                tenant, root=request.root, tokens=tokens, now_ns=self.kernel.now_ns, ttl_ns=ttl_ns, prefix=prefix
-            )
+                tenant, root=request.root, tokens=pack_tokens(np.array(tokens, np.int32)),
+                now_ns=self.kernel.now_ns, ttl_ns=ttl_ns, prefix=prefix,
+            )  # fmt: skip
             self._say(f"pins {pin.num_blocks} blocks of {tenant}")
         except (NotFound, ResourceExhausted) as error:
             self._say(f"refuses to pin: {error.reason}")
