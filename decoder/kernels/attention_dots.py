@@ -19,7 +19,7 @@ import numpy as np
 from decoder.kernels import dots, simd
 from decoder.kernels.attention_alone import SCORE_ROW
 from decoder.kernels.attention_dots_alone import WEIGHT_ROW, scores_in_place, values_in_place
-from decoder.kernels.attention_dots_softmax import softmax_pairs
+from decoder.kernels.attention_dots_softmax import row_maximum, row_weights
 from decoder.kernels.attention_panels import copy_small_rows
 from decoder.kernels.attention_softmax import cap_row
 from decoder.kernels.attention_state import AHEAD, merge_rows, prefetch_rows
@@ -116,10 +116,13 @@ def attend_tile(
         line, bound = table + row * SCORE_ROW, np.int64(simd.load_int32(limits + row * 4)) - start
         if frame[SCORE_CAP]:
             cap_row(line, begin, keys, frame[SCORE_CAP])
-        softmax_pairs(
-            line, begin, keys, bound - window, bound, scale, weights + row * WEIGHT_ROW, statistics + row * 4,
-            statistics + 64 + row * 4,
-        )  # fmt: skip
+        top = row_maximum(line, begin, keys, bound - window, bound)
+        simd.store_float(statistics + row * 4, np.float32(top * scale))
+    for row in range(rows):
+        bound = np.int64(simd.load_int32(limits + row * 4)) - start
+        maximum, place = simd.load_float(statistics + row * 4), weights + row * WEIGHT_ROW
+        total = row_weights(table + row * SCORE_ROW, begin, keys, bound - window, bound, scale, maximum, place)
+        simd.store_float(statistics + 64 + row * 4, total)
     if alone:
         values_in_place(frame, scratch, begin, keys, rows)
     else:

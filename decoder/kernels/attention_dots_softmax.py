@@ -3,7 +3,7 @@
 Weights are rounded before they are summed, by a dot product with ones: so the weights that values are multiplied with
 add up to the sum that they are divided by, and what all keys agree on comes out as it is. A sum over keys is kept in
 sixteen parts, by pairs of keys, modulo 32 keys, and these are added last: so it does not depend on which keys around
-the row's own were computed. Called by `attention_dots.py` alone.
+the row's own were computed. All rows' maxima come first: so much shorter pieces of work overlap. Called by `attention_dots.py` alone.
 """
 
 # Types inside kernels are inferred by numba.
@@ -30,27 +30,31 @@ def _kept(vector: Any, key: Any, floor: Any, bound: Any, fill: Any) -> Any:
 
 
 @kernel
-def softmax_pairs(
-    row: int, begin: int, keys: int, floor: int, bound: int, scale: float, weights: int, maximum: int, total: int
-) -> None:
-    """Weights of one query row at `weights`, bfloat16 [key]; writes their maximum, base 2, and their sum.
-
-    Scores of `begin` to `keys` are at `row`; the row uses those of `floor` <= key < `bound`. Weights of other keys are
-    zero, from the multiple of 32 before `begin` to that after `keys`; scores there may be anything.
-    """
-    zero = np.float32(0.0)
-    first = begin & ~31
+def row_maximum(row: int, begin: int, keys: int, floor: int, bound: int) -> Any:
+    """The largest score of one query row: of `floor` <= key < `bound`, while those of `begin` to `keys` are at `row`."""
     top, other_top = simd.splat(NOTHING), simd.splat(NOTHING)
-    for key in range(first, keys, 32):
+    for key in range(begin & ~31, keys, 32):
         low, high = simd.load_floats(row + key * 4), simd.load_floats(row + key * 4 + 64)
         if key + 32 > bound or key < floor:
             low = _kept(low, key, floor, bound, NOTHING)
             high = _kept(high, key + 16, floor, bound, NOTHING)
         top, other_top = simd.maximum(low, top), simd.maximum(high, other_top)
-    highest = np.float32(simd.reduce_max(simd.maximum(top, other_top)) * np.float32(scale))
-    factor, shift = simd.splat(np.float32(scale)), simd.splat(np.float32(-highest))
+    return simd.reduce_max(simd.maximum(top, other_top))
+
+
+@kernel
+def row_weights(
+    row: int, begin: int, keys: int, floor: int, bound: int, scale: float, maximum: float, weights: int
+) -> Any:
+    """Weights of one query row at `weights`, bfloat16 [key]; returns their sum. `maximum` is that of scaled scores.
+
+    Weights of other keys than the row's are zero, from the multiple of 32 before `begin` to that after `keys`; scores
+    there may be anything.
+    """
+    zero = np.float32(0.0)
+    factor, shift = simd.splat(np.float32(scale)), simd.splat(np.float32(-maximum))
     sums, ones = simd.splat(zero), simd.splat_ints(np.int32(dots.ONES))
-    for key in range(first, keys, 32):
+    for key in range(begin & ~31, keys, 32):
         low = _power(simd.fma(simd.load_floats(row + key * 4), factor, shift))
         high = _power(simd.fma(simd.load_floats(row + key * 4 + 64), factor, shift))
         if key + 32 > bound or key < floor:
@@ -58,5 +62,4 @@ def softmax_pairs(
         pairs = dots.round_pairs(low, high)
         simd.store_ints(weights + key * 2, pairs)
         sums = dots.dot(pairs, ones, sums)
-    simd.store_float(maximum, highest)
-    simd.store_float(total, simd.reduce_add(sums))
+    return simd.reduce_add(sums)

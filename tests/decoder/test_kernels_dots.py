@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from decoder.batch import StepBatch
 from decoder.kernels import frame as f
 from decoder.kernels import sets
-from decoder.kernels.attention_dots_softmax import softmax_pairs
+from decoder.kernels.attention_dots_softmax import row_maximum, row_weights
 from decoder.kernels.compiled import entry
 from decoder.kernels.one_layer import OneLayer
 from tests.kernels import oracles
@@ -174,19 +174,19 @@ def test_a_batch_over_a_shared_prefix_changes_no_bit(heads: int, kv_heads: int) 
 
 @entry
 def _weights(
-    row: int, begin: int, keys: int, floor: int, bound: int, scale: float, weights: int, maximum: int, total: int
-) -> None:
-    softmax_pairs(row, begin, keys, floor, bound, scale, weights, maximum, total)
+    row: int, begin: int, keys: int, floor: int, bound: int, scale: float, weights: int
+) -> tuple[float, float]:
+    top = row_maximum(row, begin, keys, floor, bound) * np.float32(scale)
+    return top, row_weights(row, begin, keys, floor, bound, scale, top, weights)
 
 
 def _softmax(
     scores: NDArray[np.float32], begin: int, keys: int, floor: int, bound: int
 ) -> tuple[NDArray[np.float32], np.float32, np.float32]:
     """Weights of 256 keys, their maximum and their sum."""
-    weights, numbers = np.full(256, 0x7FC0, np.uint16), np.zeros(2, np.float32)
-    place = numbers.ctypes.data
-    _weights(scores.ctypes.data, begin, keys, floor, bound, 0.5, weights.ctypes.data, place, place + 4)
-    return (weights.astype(np.uint32) << 16).view(np.float32), numbers[0], numbers[1]
+    weights = np.full(256, 0x7FC0, np.uint16)
+    maximum, total = _weights(scores.ctypes.data, begin, keys, floor, bound, 0.5, weights.ctypes.data)
+    return (weights.astype(np.uint32) << 16).view(np.float32), np.float32(maximum), np.float32(total)
 
 
 def test_weights_add_up_to_their_sum() -> None:
