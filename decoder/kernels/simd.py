@@ -20,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import models, register_model
 
 from decoder.kernels.compiled import inlined, intrinsic
+from decoder.kernels.halves import CONVERTS_FLOAT16 as CONVERTS_FLOAT16  # known before anything is compiled
 
 LANES: Final = 16
 

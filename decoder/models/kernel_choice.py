@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from common.errors import FailedPrecondition
 from decoder.kernels import amx, dots, sets
+from decoder.kernels.halves import CONVERTS_FLOAT16
 
 KERNEL_SETS: Final = ("auto", "portable")
 _STORAGE: Final[dict[str, sets.Storage]] = {
@@ -22,11 +24,18 @@ def choose_kernels(
     """The set for keys and values stored as `kv_dtype` and weights that are bfloat16, in groups, or else float32.
 
     `kernels` is "auto" (the fastest the CPU has) or "portable"; `head_dim` is the size of a head. Raises ValueError
-    where `kernels` is neither.
+    where `kernels` is neither, and FailedPrecondition (NO_FLOAT16) for weights in groups, and for keys and values as
+    float16 or fp8, where nothing converts float16.
     """
     if kernels not in KERNEL_SETS:
         raise ValueError(f"kernels is {kernels!r}; allowed is one of {KERNEL_SETS}")
     storage = _STORAGE[kv_dtype]
+    if not CONVERTS_FLOAT16 and (grouped or isinstance(storage, sets.Float16Storage | sets.Float8Storage)):
+        raise FailedPrecondition(
+            "this CPU has no F16C, and no libgcc_s of GCC 12 or later does it instead: give --kv-dtype bfloat16, and "
+            "--dtype bfloat16 or float32",
+            reason="NO_FLOAT16",
+        )
     if grouped:
         return sets.GroupedKernels(storage)
     if not bfloat16:
