@@ -3,7 +3,8 @@
 Weights are rounded before they are summed, by a dot product with ones: so the weights that values are multiplied with
 add up to the sum that they are divided by, and what all keys agree on comes out as it is. A sum over keys is kept in
 sixteen parts, by pairs of keys, modulo 32 keys, and these are added last: so it does not depend on which keys around
-the row's own were computed. All rows' maxima come first: so much shorter pieces of work overlap. Called by `attention_dots.py` alone.
+the row's own were computed. A tile takes all rows' maxima first: the shorter a row's work, the more rows overlap.
+Called by `attention_dots.py` alone.
 """
 
 # Types inside kernels are inferred by numba.
@@ -31,7 +32,7 @@ def _kept(vector: Any, key: Any, floor: Any, bound: Any, fill: Any) -> Any:
 
 @kernel
 def row_maximum(row: int, begin: int, keys: int, floor: int, bound: int) -> Any:
-    """The largest score of one query row: of `floor` <= key < `bound`, while those of `begin` to `keys` are at `row`."""
+    """The largest score of one query row's keys, `floor` to `bound`; those of `begin` to `keys` are at `row`."""
     top, other_top = simd.splat(NOTHING), simd.splat(NOTHING)
     for key in range(begin & ~31, keys, 32):
         low, high = simd.load_floats(row + key * 4), simd.load_floats(row + key * 4 + 64)
