@@ -50,9 +50,12 @@ def refuse_second(paths: StatePaths) -> None:
 
 
 def is_supervised(paths: StatePaths) -> bool:
-    """Whether a `tessera up` runs on the state directory; False where there is none."""
+    """Whether a `tessera up` runs on the state directory; False where there is none. Raises CommandError where it is
+    closed to this user."""
     try:
         descriptor = os.open(paths.state_dir / SUPERVISOR_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise CommandError(f"--state-dir {paths.state_dir} is closed to this user: {error.strerror}") from None
     except OSError:
         return False
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,6 +78,23 @@ def test_no_key_goes_to_what_listens_where_a_node_was(
         paths.endpoint_file.write_text(f"{at}\n")
         main([*command, *state])
     assert inference[0].metadata, "control: its node runs"
+
+
+def test_a_state_directory_that_is_closed_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose it is may have a node there: nobody is told that none runs, or to start one. Control: an open one."""
+    assert main(["generate", "Hi", "--state-dir", str(tmp_path)]) == 1
+    assert "no node runs on" in capsys.readouterr().err
+
+    def refuse(path: Any, *_flags: Any, **_more: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("cli.node_lock.os.open", refuse)
+    assert main(["generate", "Hi", "--state-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"tessera generate: --state-dir {tmp_path} is closed to this user: Permission denied\n"
+    )
 
 
 def test_a_chat_sends_no_key_to_what_comes_after_its_node(
