@@ -1,7 +1,7 @@
 """Attention by dot products of a tile that is alone (a decode): keys and values are read where they lie, once.
 
-As `attention_alone.py`, whose list of runs it shares: while a run is read, the one that lies RUNS_AHEAD places later is
-asked for. Keys become panels of pairs a few runs at a time; values are paired in registers. Half a pair whose key lies
+As `attention_alone.py`, whose list of runs it shares: while a run is read, one that lies some places later is asked
+for. Keys become panels of pairs a few runs at a time; values are paired in registers. Half a pair whose key lies
 outside the span's keys counts as zero, whatever is stored there. Called by `attention_dots.py` alone, on scratch memory
 of one thread.
 """
@@ -38,9 +38,20 @@ from decoder.kernels.frame import (
 from decoder.kernels.panels import pack_words_asking
 
 WEIGHT_ROW: Final = SPAN * 2 + 64  # bytes of a row of weights; the line apart keeps rows in different sets of the cache
-_PANEL_KEYS: Final = 64  # keys that are packed, then multiplied
-_DISTANCE: Final = RUNS_AHEAD * 8  # bytes in the list of runs from the one that is read to the one that is asked for
+_WIDE_ROW: Final = 512  # bytes of a row, from which on fewer are packed and asked for: both fit the first-level cache
 _EDGE: Final = (2 * SPAN // RUN + RUNS_AHEAD) * 8  # bytes to a place in it that bfloat16 keys, without scales, leave
+
+
+@kernel
+def _keys_together(row_bytes: int) -> int:
+    """Keys that are packed, then multiplied."""
+    return 2 * RUN if row_bytes >= _WIDE_ROW else 4 * RUN
+
+
+@kernel
+def _distance(row_bytes: int) -> int:
+    """Bytes in the list of runs from the one that is read to the one that is asked for."""
+    return 2 * 8 if row_bytes >= _WIDE_ROW else RUNS_AHEAD * 8
 
 
 @kernel
@@ -51,10 +62,11 @@ def scores_in_place(
     head_dim, row_bytes, first = frame[HEAD_DIM], frame[ROW_BYTES], begin & ~15
     list_runs(kernels, frame, scratch, plane, sequence, start, begin, keys)
     place, panel = scratch + frame[AT_RUNS], head_dim * 32
-    for group in range(first, keys, _PANEL_KEYS):
-        last, wanted = min(group + _PANEL_KEYS, keys), place + _DISTANCE
+    together, distance = _keys_together(row_bytes), _distance(row_bytes)
+    for group in range(first, keys, together):
+        last, wanted = min(group + together, keys), place + distance
         for key in range(group, last, RUN):
-            rows_at, ahead = simd.load_int64(place), simd.load_int64(place + _DISTANCE)
+            rows_at, ahead = simd.load_int64(place), simd.load_int64(place + distance)
             if frame[BLOCK_TOKENS] < RUN:
                 rows_at = scratch + frame[AT_ROWS]
                 copy_small_rows(
@@ -99,7 +111,7 @@ def values_in_place(frame: Any, scratch: int, begin: int, keys: int, rows: int) 
     if (begin + 1) >> 1 < keys >> 1:
         run_product(
             scratch + frame[AT_WEIGHTS], WEIGHT_ROW, rows, place, 2 * frame[ROW_BYTES], head_dim >> 4, (begin + 1) >> 1,
-            keys >> 1, _DISTANCE, output, head_dim * 4,
+            keys >> 1, _distance(frame[ROW_BYTES]), output, head_dim * 4,
         )  # fmt: skip
     if keys & 1:
         _add_edge(frame, scratch, place, keys - 1, rows)
