@@ -4,7 +4,8 @@ docs/testing.md."""
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,32 +33,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, default=None, help="run exactly this seed of the simulation")
 
 
-ROOT = Path(__file__).parent
 # Their tests share nodes, models or an oracle, which cost seconds: one process runs all tests of a folder or a file.
 TOGETHER = (
     "e2e", "bench", "cli/test_up.py", "decoder/test_engine_llama.py", "decoder/test_models_transformers.py",
     "decoder/test_process.py", "gateway/test_tokenizer.py", "test_cache_correctness.py", "test_shared_weights.py",
 )  # fmt: skip
-# What lasts longest begins first, so that neither process is left alone with it.
-FIRST = (
-    "e2e", "kernels/test_interpreter.py", "kernels/test_ahead_of_time.py", "decoder/test_models_transformers.py",
-    "simulation", "bench",
-)  # fmt: skip
+# Of the others what lasts longest begins first, so that neither process is left alone with it.
+FIRST = ("kernels/test_interpreter.py", "kernels/test_ahead_of_time.py", "decoder/test_engine_ahead.py", "simulation")
 
 
-def _begins(path: Path, names: tuple[str, ...]) -> int:
-    """The place of the first name that is the path below `tests` or a folder of it; as many as there are for none."""
-    below = path.relative_to(ROOT)
-    return next((place for place, name in enumerate(names) if below.is_relative_to(name)), len(names))
+def _begins(node: str, names: tuple[str, ...]) -> int:
+    """The place of the first name that is the file of a test or a folder of it; as many as there are for none."""
+    file = PurePosixPath(node.partition("::")[0])
+    return next((at for at, name in enumerate(names) if file.is_relative_to(f"tests/{name}")), len(names))
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order and groups of the tests where several processes share them (`make test`)."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    for item in items:
-        place = _begins(item.path, TOGETHER)
-        if place < len(TOGETHER):
-            item.add_marker(pytest.mark.xdist_group(TOGETHER[place]))
-    items.sort(key=lambda item: _begins(item.path, FIRST))
+    """The order of the tests where several processes share them (`make test`)."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _begins(item.nodeid, FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Processes get tests one by one, and what stays together as a whole, the largest first."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            place = _begins(nodeid, TOGETHER)
+            return TOGETHER[place] if place < len(TOGETHER) else nodeid
+
+    return Scheduler(config, log)
