@@ -31,6 +31,14 @@ from tests.cli.support import write_key
 from tests.tiny_models import make_tiny_llama
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short path: where several processes share the tests pytest's own leaves no room for a socket's
+    name."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        yield Path(folder)
+
+
 class FakeSupervisor:
     """Does in `start` what a test says, and then is stopped."""
 
