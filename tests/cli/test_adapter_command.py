@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.__main__ import main
 from tests.tiny_adapters import adapter_config, write_adapter
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short path: where several processes share the tests pytest's own leaves no room for a socket's
+    name."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        yield Path(folder)
 
 
 def test_an_adapter_before_the_first_start_leaves_a_private_state_directory(
