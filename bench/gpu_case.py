@@ -24,6 +24,8 @@ class Case:
     stored: str
     warps: int
     stages: int
+    registers: int = 0
+    """Most registers of a thread; 0 leaves them to the assembler."""
 
     @property
     def name(self) -> str:

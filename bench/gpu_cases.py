@@ -35,7 +35,7 @@ def prefill_case(
     packed: bool = False,
 ) -> Case:
     """Prefill of 32 heads by 8."""
-    config = prefill.choose_config(capability(target), head_dim, dtype.itemsize)
+    config = prefill.choose_config(capability(target), head_dim, dtype.itemsize, quantized=kind != NOT_QUANTIZED)
     constants = {
         "HEADS": 32, "GROUP": 4, "PACKED": 4 if packed else 1, "ROWS": config.rows, "TILE": config.tile,
         "BLOCK_TOKENS": block_tokens, "HEAD_DIM": head_dim, "COLUMNS": power_of_two(head_dim), "KIND": kind,
@@ -71,7 +71,7 @@ def decode_case(
     label = _label(head_dim, dtype, kind, block_tokens, windowed, soft_cap) + (f"-rows{rows}" if rows > 16 else "")
     return Case(
         target, "paged_decode", label, decode.decode_kernel, constants, NAMES[dtype],
-        _STORED.get(kind, NAMES[dtype]), config.warps, config.stages,
+        _STORED.get(kind, NAMES[dtype]), config.warps, config.stages, config.registers,
     )  # fmt: skip
 
 

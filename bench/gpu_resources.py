@@ -141,7 +141,10 @@ def compile_case(case: Case) -> Any:
     nvidia = case.target.isdigit()
     target = GPUTarget("cuda", int(case.target), 32) if nvidia else GPUTarget("hip", case.target, 64)
     source = ASTSource(case.kernel, signature, case.constants, attributes)
-    return triton.compile(source, target=target, options={"num_warps": case.warps, "num_stages": case.stages})
+    options = {"num_warps": case.warps, "num_stages": case.stages}
+    if case.registers:
+        options["maxnreg"] = case.registers
+    return triton.compile(source, target=target, options=options)
 
 
 def measure(case: Case) -> Resources:

@@ -208,7 +208,8 @@ class KernelBench:
         table = np.sort(tables[0], axis=1) if cell.params["pages"] == "consecutive" else tables[0]
         arena, scales = self._arena(num_blocks, tokens, cell.params.get("stored", "bfloat16"))
         starts, lengths = np.array([0, length], np.int32), np.array([length], np.int32)
-        rows = paged_prefill.choose_config(capability(self._device), HEAD_DIM, 2).rows
+        chip = capability(self._device)
+        rows = paged_prefill.choose_config(chip, HEAD_DIM, 2, quantized=scales is not None).rows
         plan = paged_prefill.plan(starts, lengths, HEADS // KV_HEADS, rows, self._device)
         output = torch.empty_like(queries)
         arguments = [torch.from_numpy(array).to(self._device) for array in (table, starts, lengths)]

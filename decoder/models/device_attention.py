@@ -46,7 +46,9 @@ class DeviceAttention:
         self._query_dtype = query_dtype
         self._device = device
         chip = capability(device)
-        self.prefill_rows = paged_prefill.choose_config(chip, config.head_dim, query_dtype.itemsize).rows
+        self.prefill_rows = paged_prefill.choose_config(
+            chip, config.head_dim, query_dtype.itemsize, quantized=layout.quantized
+        ).rows
         rows = max(16, config.group_size)
         decode_config = paged_decode.choose_config(chip, config.head_dim, query_dtype.itemsize, rows)
         processors, programs = 1, _INTERPRETED_PROGRAMS

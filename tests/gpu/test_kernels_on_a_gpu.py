@@ -78,7 +78,7 @@ def test_prefill_equals_the_oracle_and_itself_in_another_batch(stored: torch.dty
     """A chunk over a long prefix: within rounding of float64, and the same bits beside other chunks."""
     p = paged([2000, 300], kv_heads=8, head_dim=128, block_tokens=64, dtype=stored)
     queries = random(500 + 300, 32, 128, seed=3, dtype=torch.bfloat16)
-    rows = prefill.choose_config(90, 128, 2).rows
+    rows = prefill.choose_config(90, 128, 2, quantized=False).rows
 
     def run(starts: list[int], batch: slice, rows_of: slice) -> torch.Tensor:
         lengths = p.lengths[batch]

@@ -11,6 +11,7 @@ parts, two at most, go to the plan's slots. `combine_kernel` merges those, and w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton.language as tl
@@ -33,12 +34,21 @@ from decoder.kernels.paged_tile import attend_tiles
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Launch parameters: keys of a tile, warps, pipeline stages, and programs per multiprocessor."""
+    """Launch parameters: keys of a tile, warps, pipeline stages, programs per multiprocessor, and a thread's registers.
+
+    With `registers` 0 the assembler weighs registers against warps, and may spill a few for warps that a persistent
+    grid never has; a number is the most that it may take, and it spills none below that. NVIDIA alone takes one.
+    """
 
     tile: int
     warps: int
     stages: int
     programs: int
+    registers: int = 0
+
+
+_ALL_REGISTERS: Final = 255
+"""Of a thread; with them two programs of four warps still fit a multiprocessor."""
 
 
 def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16) -> DecodeConfig:
@@ -47,14 +57,19 @@ def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16)
     if rows * columns > (32 * 128 if itemsize == 4 else 128 * 128) or (columns > 128 and rows > 32):
         raise Internal(f"{rows} rows of {columns} columns of {itemsize} bytes have no decode; prefill takes them")
     if itemsize == 4:
-        return DecodeConfig(16, 8, 2, 1) if columns > 128 else DecodeConfig(32 if rows == 16 else 16, 4, 2, 1)
-    if columns > 128:
-        return DecodeConfig(32, 4, 2, 1)
+        if columns > 128:  # Triton 3.7.1 on sm_100: with two stages 8 bytes are spilled
+            return DecodeConfig(16, 8, 3 if capability >= 100 else 2, 1)
+        return DecodeConfig(32 if rows == 16 else 16, 4, 2, 1)
+    if columns > 128:  # Triton 3.7.1 and 3.6.0 left to choose spill 8 bytes, with a window and a soft cap on sm_80
+        return DecodeConfig(32, 4, 2, 1, _ALL_REGISTERS if capability >= 80 else 0)
     if rows > (64 if capability >= 100 else 128 if capability >= 90 else 32):
         return DecodeConfig(32, 8, 2, 1)
     if rows > (16 if capability >= 100 else 32):
         return DecodeConfig(64, 8, 2, 1)
-    return DecodeConfig(64, 4, 3 if capability >= 80 else 2, 2)
+    if capability < 80:
+        return DecodeConfig(64, 4, 2, 2)
+    # Triton 3.7.1 left to choose spills 8 bytes on sm_80 with pages of 16, and 16 on sm_90 with heads of 64.
+    return DecodeConfig(64, 4, 3, 2, _ALL_REGISTERS if capability < 90 or columns == 64 else 0)
 
 
 @kernel
@@ -229,6 +244,7 @@ def attend(
         CAUSAL=causal, WINDOWED=plan.window > 0, LOG_SUMS=log_sums is not None,
         PRECISION=precision(queries),
         num_warps=config.warps, num_stages=config.stages,
+        **({"maxnreg": config.registers} if config.registers else {}),
     )  # fmt: skip
     combine_kernel[(batch * query_len * heads,)](
         output, log_memory, plan.starts, plan.partial, plan.statistics, batch, programs,

@@ -74,11 +74,22 @@ class PrefillConfig:
     stages: int
 
 
-def choose_config(capability: int, head_dim: int, itemsize: int) -> PrefillConfig:
-    """Launch parameters by chip, chosen so that nothing spills and shared memory suffices (see docs/kernels.md)."""
+def choose_config(capability: int, head_dim: int, itemsize: int, *, quantized: bool) -> PrefillConfig:
+    """Launch parameters by chip, chosen so that nothing spills and shared memory suffices (see docs/kernels.md).
+
+    `itemsize` is that of queries in bytes; `quantized` says whether blocks are. Where a comment names Triton 3.7.1, the
+    parameters before spilled with it, and with 3.9.0 they did not.
+    """
     columns = power_of_two(head_dim)
     if itemsize == 4:
-        return PrefillConfig(16, 16, 8, 1) if columns > 128 else PrefillConfig(32, 32, 8, 2)
+        if columns > 128:  # 3.7.1 on sm_80: tiles of 16 keys spilled 8 bytes
+            return PrefillConfig(16, 32 if 80 <= capability < 90 else 16, 8, 1)
+        # 3.7.1: 32 rows by 32 keys spilled up to 24 bytes. More keys instead of more rows; too large for AMD's memory.
+        return PrefillConfig(16, 64, 8, 2) if columns == 128 and capability >= 80 else PrefillConfig(32, 32, 8, 2)
+    if quantized and columns > 128 and capability >= 90:
+        # 3.7.1: tiles of 32 keys spilled 16 bytes on sm_100, and on sm_90, where 128 rows do not fit either, 96. One
+        # stage more has as many keys under way.
+        return PrefillConfig(128 if capability >= 100 else 64, 16, 8, 3)
     if capability < 90:
         return PrefillConfig(64 if columns > 128 else 128, 32, 8, 3 if columns == 128 else 2)
     return PrefillConfig(128, 32, 8, 2) if columns > 128 else PrefillConfig(128, 64, 8, 3)
@@ -221,7 +232,8 @@ def attend(
         raise Internal(f"window {window}, soft cap {soft_cap} or {row_plan.packed} packed heads has no kernels")
     if row_plan.blocks.shape[0] == 0:
         return
-    config = config or choose_config(capability(queries.device), head_dim, queries.itemsize)
+    chip = capability(queries.device)
+    config = config or choose_config(chip, head_dim, queries.itemsize, quantized=scales is not None)
     keys, values = arena[:, layer, 0], arena[:, layer, 1]
     key_scales, value_scales = scale_planes(arena, scales, layer)
     prefill_kernel[(row_plan.blocks.shape[0], heads // row_plan.packed)](

@@ -116,6 +116,15 @@ def test_the_programs_of_a_decode_fit_at_once() -> None:
         assert measure(case).warps_resident >= wanted * case.warps
 
 
+def test_a_decode_may_take_the_registers_that_its_grid_leaves() -> None:
+    """The limit of the launch parameters is the assembler's; without one it gives up registers for warps."""
+    case = decode_case("80")
+    assert case.registers and f".maxnreg {case.registers}" in measure(case).assembly
+    free = measure(_changed(case, registers=0))
+    assert ".maxnreg" not in free.assembly
+    assert free.registers < measure(case).registers
+
+
 def _changed(case: Case, **values: int) -> Case:
     """The case with other launch parameters."""
     return replace(case, **values)  # type: ignore[arg-type]

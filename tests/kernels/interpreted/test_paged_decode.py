@@ -274,6 +274,29 @@ def test_decode_equals_longer_prefill() -> None:
     assert oracles.relative_error(got[0, 0], output[-1]) < 1e-6
 
 
+@pytest.mark.skipif(ON_CPU, reason="launch parameters of Triton's programs")
+@pytest.mark.parametrize("registers", [0, 255])
+def test_a_limit_of_registers_is_handed_on(registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch has the limit of its parameters, and none where they leave it to the assembler."""
+    launches: list[dict[str, Any]] = []
+    kernel = decode.decode_kernel
+
+    class Recording:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *arguments, **options: (launches.append(options), kernel[grid](*arguments, **options))
+
+    monkeypatch.setattr(decode, "decode_kernel", Recording())
+    p = paged([33], kv_heads=1, head_dim=64)
+    queries = random(1, 1, 2, 64, seed=5)
+    output = torch.full_like(queries, torch.nan)
+    decode.attend(
+        queries, p.arena, LAYER, p.tables, p.lengths, make_plan(p, queries, 2, 32), output, scale=0.125,
+        config=decode.DecodeConfig(32, 4, 2, 1, registers),
+    )  # fmt: skip
+    assert [options.get("maxnreg", 0) for options in launches] == [registers]
+    assert oracles.relative_error(output[0], oracles.attention(queries[0], p.keys[0], p.values[0], 0.125)[0]) < 1e-5
+
+
 @pytest.mark.skipif(ON_CPU, reason="a plan of Triton's programs")
 @pytest.mark.parametrize("programs", [1, 9])
 @pytest.mark.parametrize("window", [0, 50])

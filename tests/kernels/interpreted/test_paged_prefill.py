@@ -118,6 +118,25 @@ def test_block_sizes(block_tokens: int, tile: int) -> None:
     check([130, 63], [100, 63], heads=2, kv_heads=2, block_tokens=block_tokens, tile=tile)
 
 
+@pytest.mark.skipif(ON_CPU, reason="launch parameters of Triton's programs")
+@pytest.mark.parametrize(
+    ("chip", "head_dim", "dtype", "stored"),
+    [
+        (90, 128, torch.float32, None),
+        (80, 256, torch.float32, None),
+        (90, 256, torch.bfloat16, torch.int8),
+        (100, 256, torch.bfloat16, torch.float8_e4m3fn),
+    ],
+)
+def test_row_blocks_and_tiles_of_chips(
+    chip: int, head_dim: int, dtype: torch.dtype, stored: torch.dtype | None
+) -> None:
+    """Few rows by many keys, and many rows by few, as chips get them where others would spill."""
+    config = prefill.choose_config(chip, head_dim, dtype.itemsize, quantized=stored is not None)
+    sizes = {"rows": config.rows, "tile": config.tile}
+    check([150, 70], [140, 40], heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, stored=stored, **sizes)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types(dtype: torch.dtype) -> None:
     """bfloat16 and float16 within their rounding."""
