@@ -68,8 +68,9 @@ def choose_config(capability: int, head_dim: int, itemsize: int, rows: int = 16)
         return DecodeConfig(64, 8, 2, 1)
     if capability < 80:
         return DecodeConfig(64, 4, 2, 2)
-    # Triton 3.7.1 left to choose spills 8 bytes on sm_80 with pages of 16, and 16 on sm_90 with heads of 64.
-    return DecodeConfig(64, 4, 3, 2, _ALL_REGISTERS if capability < 90 or columns == 64 else 0)
+    # Triton 3.7.1 left to choose spills 8 bytes on sm_80 with pages of 16, and on sm_90 16 with heads of 64, and 8 of
+    # quantised blocks with heads of 80 and 96.
+    return DecodeConfig(64, 4, 3, 2, _ALL_REGISTERS if capability < 90 or head_dim < 128 else 0)
 
 
 @kernel
