@@ -231,7 +231,8 @@ def _grant(state: CacheState, session: Session, ask: Ask, begin: _Beginning, nee
         state.waits.enter(lease)
     _tell(state, ask, begin, lease, num_tokens)
     state.revision += 1
-    return Acquired(lease.lease_id, to_wire(table), granted, copy, continued)
+    base_span = ask.prefix if ask.base and begin.prefix_blocks else None
+    return Acquired(lease.lease_id, to_wire(table), granted, copy, continued, base_span)
 
 
 def _tell(state: CacheState, ask: Ask, begin: _Beginning, lease: Lease, num_tokens: int) -> None:

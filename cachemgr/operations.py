@@ -19,7 +19,7 @@ from cachemgr.keys import CacheKey, Scope, derive_root
 from cachemgr.manager import CacheManager
 from cachemgr.report_messages import lacking_leases, report_message, sequence_reports
 from cachemgr.results import NOTHING_TAKEN, ScopeSpan, Waiting
-from cachemgr.scopes import check_owner, resolve_prefix
+from cachemgr.scopes import check_owner, prefix_naming, resolve_prefix
 from cachemgr.session_fields import check_most, check_text, check_ttl, unpack_blocks
 from cachemgr.sessions import Sessions
 from cachemgr.tenants import Tenants
@@ -98,6 +98,10 @@ class Operations:
                 coming_tokens=acquired.coming_tokens,
             )
             return cache_pb2.SessionResponse(acquire=cache_pb2.AcquireResponse(tenant=tenant, waiting=waiting))
+        span, base_prefix = acquired.base_span, None
+        if span is not None:
+            whole = acquired.base_tokens + tokens
+            base_prefix = prefix_naming(self._tenants, span, whole, manager.block_tokens)
         return cache_pb2.SessionResponse(
             acquire=cache_pb2.AcquireResponse(
                 lease_id=acquired.lease_id,
@@ -106,6 +110,7 @@ class Operations:
                 copy=copy_message(acquired.copy),
                 tenant=tenant,
                 base_tokens=acquired.base_tokens,
+                base_prefix=base_prefix,
             )
         )
 

@@ -54,7 +54,8 @@ class Acquired(NamedTuple):
     """A granted lease. `blocks` is int32 [ceil(tokens / block_tokens)], or fewer where those are more than the pool has
     (`windows.begins_with`), null where a window has passed them; `cached_tokens` <= tokens - 1.
 
-    `base_tokens` (packed) are those of the kept branch that it continues: they come before the tokens asked for.
+    `base_tokens` (packed) are those of the kept branch that it continues: they come before the tokens asked for, and
+    whole blocks of them lie in the wider scope of `base_span`, if any.
     """
 
     lease_id: LeaseId
@@ -62,6 +63,7 @@ class Acquired(NamedTuple):
     cached_tokens: int
     copy: CopyPlan | None
     base_tokens: bytes = b""
+    base_span: ScopeSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,5 +117,20 @@ def public_span(rules: ScopeRules, key: CacheKey, num_tokens: int) -> ScopeSpan:
     return ScopeSpan(PUBLIC_OWNER, derive_root(rules.scope_secret(Scope.PUBLIC), wider), num_tokens)
 
 
+def prefix_naming(
+    rules: ScopeRules, span: ScopeSpan, tokens: bytes, block_tokens: int
+) -> common_pb2.ScopePrefix | None:
+    """The prefix of which `resolve_prefix` makes the same whole blocks of these packed `tokens` as `span` has, at least
+    one. None where none does: of an approved prefix a part is not approved."""
+    num_blocks, group = span.num_tokens // block_tokens, group_of(span.owner)
+    if group:
+        return common_pb2.ScopePrefix(scope=common_pb2.SCOPE_GROUP, group=group, num_tokens=num_blocks * block_tokens)
+    for length in rules.approved_lengths():
+        end = length * TOKEN_BYTES
+        if length // block_tokens == num_blocks and end <= len(tokens) and rules.is_approved(tokens[:end]):
+            return common_pb2.ScopePrefix(scope=common_pb2.SCOPE_PUBLIC, num_tokens=length)
+    return None
+
+
 def _scope_denied() -> PermissionDenied:
     return PermissionDenied("there is no such group of this tenant", reason="SCOPE_DENIED")

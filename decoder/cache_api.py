@@ -143,7 +143,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """Answers Acquire: a lease. `base_tokens` are those of the kept branch that it continues."""
+    """Answers Acquire: a lease. `base_tokens` are those of the kept branch that it continues; they begin in
+    `base_scope`, in which the sequence is asked for from now on."""
 
     sequence_id: SequenceId
     lease: LeaseId
@@ -151,6 +152,7 @@ class Acquired:
     cached_tokens: int
     copy: CopyPlan | None
     base_tokens: IntArray = field(default_factory=_no_blocks, repr=False)
+    base_scope: ScopePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,10 @@ def scope_message(scope: ScopePrefix | None) -> common_pb2.ScopePrefix | None:
     return common_pb2.ScopePrefix(scope=kind, group=scope.group, num_tokens=scope.num_tokens)
 
 
+def _scope(prefix: common_pb2.ScopePrefix) -> ScopePrefix:
+    return ScopePrefix(prefix.group, prefix.num_tokens)
+
+
 def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> list[Event]:
     """The events of a response; `pending` is the command that it answers, None for a push.
 
@@ -172,8 +176,9 @@ def event_of(response: cache_pb2.SessionResponse, pending: Pending | None) -> li
             return [*events, AcquireWaiting(sequence_id, answer.waiting.wait_id, answer.waiting.resident_tokens)]
         plan = _plan(answer.copy) if answer.HasField("copy") else None
         lease = LeaseId(answer.lease_id)
-        base = _blocks(answer.base_tokens)
-        events.append(Acquired(sequence_id, lease, _blocks(answer.blocks), answer.cached_tokens, plan, base))
+        base, blocks = _blocks(answer.base_tokens), _blocks(answer.blocks)
+        scope = _scope(answer.base_prefix) if answer.HasField("base_prefix") else None
+        events.append(Acquired(sequence_id, lease, blocks, answer.cached_tokens, plan, base, scope))
     elif pending.kind is Fork and result == "fork":
         branches = tuple(_branch(branch) for branch in response.fork.branches)
         events.append(Forked(sequence_id, branches))

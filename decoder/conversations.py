@@ -1,7 +1,7 @@
 """How kept conversations come into the engine and leave it: what a request continues, and what its reader ends well.
 
 Invariant: once a sequence is admitted nothing tells it from one that was sent whole, so that penalties, positions,
-seeds, bounds and preemption are the same. Called by the intake, between steps.
+seeds, bounds, scope and preemption are the same. Called by the intake, between steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decoder.commit import Committer
 from decoder.outputs import EndReason
 from decoder.reporting import Reporter
 from decoder.requests import ActiveRequest, RequestTable
-from decoder.sequence import IntArray, Request, Sequence
+from decoder.sequence import IntArray, Request, ScopePrefix, Sequence
 
 BASE_TOKENS: Final = 64  # last tokens of a conversation that a gateway is told, to go on with its text
 
@@ -35,7 +35,7 @@ class Conversations:
         whole leaves no room for an answer, or its reader ended it meanwhile; then the lease is given up, or kept."""
         if sequence.request.session_handle:
             try:
-                self._continue_from(sequence, answer.base_tokens)
+                self._continue_from(sequence, answer.base_tokens, answer.base_scope)
             except TesseraError as error:
                 self._reporter.release_unused(answer.lease)
                 self._committer.fail_sequence(sequence, error)
@@ -58,15 +58,16 @@ class Conversations:
                 self._committer.keeping.wait(sequence.lease, active, index, EndReason.STOP)
                 self._committer.leave(sequence)
 
-    def _continue_from(self, sequence: Sequence, base: IntArray) -> None:
+    def _continue_from(self, sequence: Sequence, base: IntArray, scope: ScopePrefix | None) -> None:
         active = self._requests.of(sequence)
-        active.request = continued(sequence.request, np.concatenate((base, sequence.request.prompt)))
+        active.request = continued(sequence.request, np.concatenate((base, sequence.request.prompt)), scope)
         active.base_tokens = tuple(base[-BASE_TOKENS:].tolist())
         sequence.begin_with(active.request)
 
 
-def continued(request: Request, prompt: IntArray) -> Request:
-    """`request` with `prompt` for its own. Raises InvalidArgument where that leaves no room for an answer."""
+def continued(request: Request, prompt: IntArray, scope: ScopePrefix | None) -> Request:
+    """`request` with `prompt`, which begins in `scope`, for its own. Raises InvalidArgument where that leaves no room
+    for an answer."""
     stopping = request.stopping
     if request.max_context:
         room = request.max_context - len(prompt)
@@ -76,4 +77,4 @@ def continued(request: Request, prompt: IntArray) -> Request:
                 f"the conversation and the prompt are {len(prompt)} tokens; allowed are {request.max_context - 1}",
             )
         stopping = replace(stopping, max_tokens=min(stopping.max_tokens, room))
-    return replace(request, prompt=prompt, stopping=stopping, session_handle=b"", session_tokens=0)
+    return replace(request, prompt=prompt, stopping=stopping, scope=scope, session_handle=b"", session_tokens=0)

@@ -40,7 +40,7 @@ from decoder.cache_api import (
     WindowBlocksNamed,
 )
 from decoder.holdings import Holdings
-from decoder.sequence import CopyPlan, IntArray, LeaseId
+from decoder.sequence import CopyPlan, IntArray, LeaseId, ScopePrefix
 
 
 class InProcessClient:
@@ -127,10 +127,15 @@ class InProcessClient:
         digest = command.adapter_digest
         return hashlib.blake2b(digest, key=self._root, digest_size=32).digest() if digest else self._root
 
+    def _span_of(self, scope: ScopePrefix) -> Any:
+        """The manager's `ScopeSpan` of a scope. Tests that have wider scopes say which."""
+        raise Unimplemented("a session without a process is one tenant's: it has no wider scope")
+
+    def _scope_of(self, span: Any) -> ScopePrefix:
+        """The other way round."""
+        raise Unimplemented("a session without a process is one tenant's: it has no wider scope")
+
     def _acquire(self, command: Acquire) -> Event:
-        if command.scope is not None:
-            error = Unimplemented("a session without a process is one tenant's: it has no wider scope")
-            return AcquireRefused(command.sequence_id, error)
         try:
             lease = self._manager.acquire(
                 self._session,
@@ -148,6 +153,7 @@ class InProcessClient:
                 base=command.base_handle,
                 base_tokens=command.base_tokens,
                 will_keep=command.will_keep,
+                prefix=None if command.scope is None else self._span_of(command.scope),
                 now_ns=self._clock_ns(),
             )
         except TesseraError as error:
@@ -161,6 +167,7 @@ class InProcessClient:
             lease.cached_tokens,
             _plan(lease.copy),
             np.frombuffer(lease.base_tokens, "<i4"),
+            None if lease.base_span is None else self._scope_of(lease.base_span),
         )
 
     def _report(self, command: Report) -> Event:

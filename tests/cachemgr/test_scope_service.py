@@ -340,6 +340,64 @@ def test_a_kept_conversation_goes_on_in_its_group_while_its_tenant_is_a_member()
     run(body)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (prefix(GROUP, 0, "team"), prefix(GROUP, 8, "team")),
+        (prefix(GROUP, 7, "team"), prefix(GROUP, 4, "team")),
+        (prefix(PUBLIC, 9), prefix(PUBLIC, 9)),  # two blocks and a token: two blocks alone are not approved
+        (prefix(PUBLIC), prefix(PUBLIC, 9)),
+        (prefix(GROUP, 3, "team"), None),
+        (None, None),
+    ],
+)
+def test_a_continued_conversation_is_told_in_which_scope_it_goes_on(
+    said: common_pb2.ScopePrefix | None, told: common_pb2.ScopePrefix | None
+) -> None:
+    """What asks again with it and without the handle, as after a preemption, finds its prefix and its own tail. The
+    controls: without it there is nothing of a wider scope, and a tenant's own conversation needs none."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        (grant,) = await tenants(rig, "a")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a"]))
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=PROMPT[:9]))
+        held = await lease(decoder, grant, PROMPT, prefix=said)
+        assert not held.HasField("base_prefix")
+        done = {"lease_id": held.lease_id, "sealed_tokens": len(PROMPT), "release": True, "keep_seconds": 60.0}
+        handle = (await decoder.ask(report=report_request(done))).report.kept[0].handle
+        running = await lease(decoder, grant, [1, 2, 3], base_handle=handle)
+        assert (running.base_prefix if running.HasField("base_prefix") else None) == told
+        whole = [*PROMPT, 1, 2, 3]
+        ended = {"lease_id": running.lease_id, "sealed_tokens": len(whole), "copied": True, "release": True}
+        await decoder.ask(report=report_request(ended))
+        assert await serve(decoder, grant, whole, prefix=told, resumed=True) == len(whole) - 1
+        if told is not None:
+            assert await serve(decoder, grant, whole, resumed=True) == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize(("kind", "cut"), [("group", 6), ("public", 6), ("public", 8), ("public", 9)])
+def test_of_a_prefix_that_was_cut_no_more_is_told_than_is_left(kind: str, cut: int) -> None:
+    """Of a group's the blocks that are left; of an approved one nothing, unless all of it is left: the control."""
+
+    async def body(rig: Rig) -> None:
+        decoder = await rig.attach()
+        (grant,) = await tenants(rig, "a")
+        await rig.admin.CreateGroup(admin_pb2.CreateGroupRequest(group="team", tenants=["a"]))
+        await rig.admin.ApprovePrefix(admin_pb2.ApprovePrefixRequest(name="system", token_ids=PROMPT[:9]))
+        said = prefix(PUBLIC, 9) if kind == "public" else prefix(GROUP, 8, "team")
+        held = await lease(decoder, grant, PROMPT, prefix=said)
+        done = {"lease_id": held.lease_id, "sealed_tokens": len(PROMPT), "release": True, "keep_seconds": 60.0}
+        handle = (await decoder.ask(report=report_request(done))).report.kept[0].handle
+        running = await lease(decoder, grant, [90, 91], base_handle=handle, base_tokens=cut)
+        told = running.base_prefix if running.HasField("base_prefix") else None
+        assert told == (prefix(GROUP, 4, "team") if kind == "group" else prefix(PUBLIC, 9) if cut == 9 else None)
+
+    run(body)
+
+
 @pytest.mark.parametrize("scope", [prefix(PUBLIC, len(SYSTEM)), prefix(PUBLIC), prefix(GROUP, len(SYSTEM), "team")])
 def test_no_scope_is_named_with_a_kept_conversation(scope: common_pb2.ScopePrefix) -> None:
     """The new tokens may be an approved prefix or a group's; the first ones are the branch's. Refused, nothing listed;

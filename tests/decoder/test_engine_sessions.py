@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cachemgr.ids import TenantId
+from cachemgr.results import ScopeSpan
 from common.errors import InvalidArgument, NotFound, ResourceExhausted
-from decoder.cache_api import Kept
+from decoder.cache_api import Acquire, Command, Kept
+from decoder.inprocess import InProcessClient
 from decoder.outputs import EndReason, SampleEnded
-from decoder.sequence import Request
+from decoder.sequence import Request, ScopePrefix
 from tests.decoder.rig import BLOCK_TOKENS, EOS, Node, RecordingSink, greedy_oracle, prompt_of, request, solo
 from tests.decoder.test_engine_speculation import LOOKUP, telling
 
@@ -35,6 +38,26 @@ def run(node: Node, item: Request, sink: RecordingSink | None = None) -> list[in
 
 def handle_of(node: Node, number: int, sample: int = 0) -> SampleEnded:
     return node.sink.finished[number, sample]
+
+
+class TeamClient(InProcessClient):
+    """A tenant of a group, whose scope is the only wider one; it remembers what was asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asked: list[Acquire] = []
+
+    def send(self, session: int, command: Command) -> None:
+        """See CacheClient."""
+        if isinstance(command, Acquire):
+            self.asked.append(command)
+        super().send(session, command)
+
+    def _span_of(self, scope: ScopePrefix) -> ScopeSpan:
+        return ScopeSpan(TenantId(f"@group:{scope.group}:1"), b"t" * 32, scope.num_tokens)
+
+    def _scope_of(self, span: ScopeSpan) -> ScopePrefix:
+        return ScopePrefix(span.owner.split(":")[1], span.num_tokens)
 
 
 def drop_all(node: Node, *numbers: tuple[int, int]) -> None:
@@ -66,6 +89,34 @@ def test_a_turn_goes_on_as_if_the_whole_conversation_had_been_sent() -> None:
         assert started.prompt_tokens == before + len(turn)
         assert list(started.base_tokens) == conversation[:before][-64:]
     drop_all(node, (1, 0), (2, 0), (3, 0))
+
+
+@pytest.mark.parametrize("scope", [ScopePrefix("team", 2 * BLOCK_TOKENS), None])
+def test_a_preempted_conversation_goes_on_in_the_scope_that_it_was_begun_in(scope: ScopePrefix | None) -> None:
+    """Under pressure a continued conversation loses its blocks; it asks again in its group's scope, with the same
+    tokens, and nothing of it is published privately. The control: a tenant's own is."""
+    node = Node(num_blocks=24, client_class=TeamClient)
+    client = node.client
+    assert isinstance(client, TeamClient)
+    prompt, turn = prompt_of(3 * BLOCK_TOKENS, seed=9), prompt_of(5, seed=10)
+    answer = run(node, replace(kept(1, prompt, max_tokens=4), scope=scope))
+    handle = handle_of(node, 1).handle
+    assert handle is not None
+    for number in range(3, 7):
+        node.submit(request(number, prompt_of(2 * BLOCK_TOKENS, seed=number), max_tokens=40))
+    node.submit(kept(2, turn, handle=handle.handle, seconds=0.0, max_tokens=30))
+    node.finish(*range(2, 7))
+    assert node.sink.tokens[2, 0] == greedy_oracle([*prompt, *answer, *turn], 30)
+    again = [command for command in client.asked if command.request_id == "request-2" and command.resumed]
+    assert again, "positive control: it was preempted"
+    assert all(command.scope == scope and not command.base_handle for command in again)
+    node.manager.drop_kept("acme", handle.handle, now_ns=0)
+    whole = [*prompt, *answer, *turn, *node.sink.tokens[2, 0]]
+    run(node, request(7, whole, max_tokens=1))
+    assert (node.sink.cached[7] > 0) == (scope is None)
+    run(node, replace(request(8, whole, max_tokens=1), scope=scope, no_store=True))
+    assert node.sink.cached[8] > 0
+    node.assert_quiet()
 
 
 def test_a_conversation_with_guesses_is_kept_without_them() -> None:

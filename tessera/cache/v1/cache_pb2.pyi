@@ -313,7 +313,7 @@ class CopyPlan(_message.Message):
     def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease_id", "blocks", "cached_tokens", "copy", "tenant", "waiting", "base_tokens")
+    __slots__ = ("lease_id", "blocks", "cached_tokens", "copy", "tenant", "waiting", "base_tokens", "base_prefix")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,7 @@ class AcquireResponse(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BASE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BASE_PREFIX_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     blocks: bytes
     cached_tokens: int
@@ -328,7 +329,8 @@ class AcquireResponse(_message.Message):
     tenant: str
     waiting: Waiting
     base_tokens: bytes
-    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., tenant: _Optional[str] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., base_tokens: _Optional[bytes] = ...) -> None: ...
+    base_prefix: _common_pb2.ScopePrefix
+    def __init__(self, lease_id: _Optional[int] = ..., blocks: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., copy: _Optional[_Union[CopyPlan, _Mapping]] = ..., tenant: _Optional[str] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., base_tokens: _Optional[bytes] = ..., base_prefix: _Optional[_Union[_common_pb2.ScopePrefix, _Mapping]] = ...) -> None: ...
 
 class SequenceReport(_message.Message):
     __slots__ = ("lease_id", "taken_blocks", "tokens", "sealed_tokens", "copied", "release", "keep_seconds")
