@@ -63,7 +63,8 @@ class PackedCache:
         started = time.monotonic()
         memory, missing = read_file(path, key)
         if memory is not None:
-            get_logger().info("weights_mapped", bytes=memory.size, seconds=round(time.monotonic() - started, 3))
+            seconds = round(time.monotonic() - started, 3)
+            get_logger().info("weights_mapped", bytes=memory.size, huge_bytes=memory.huge_bytes, seconds=seconds)
             return memory
         if missing != "absent":
             get_logger().warning("weights_file_refused", cause=missing)

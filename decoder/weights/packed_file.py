@@ -9,7 +9,6 @@ can write here is this user. Called by the loader.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import struct
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from common.errors import Internal
 from common.logs import get_logger
 from decoder.models.packing import HUGE_PAGE, Memory
+from decoder.weights.huge_pages import collapse, huge_bytes, map_over
 
 MAGIC: Final = b"TSRPACK\x01"
 KEY_BYTES: Final = 32
@@ -32,10 +32,6 @@ _HEADER: Final = struct.Struct(f"<8s{KEY_BYTES}sQ16s16s")  # key, bytes of weigh
 _SUM_BYTES: Final = 16
 HEADER_BYTES: Final = HUGE_PAGE  # weights begin at a huge page of the file, so that huge pages can map them
 _WRITE_BYTES: Final = 64 << 20
-
-_libc: Any = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 
 
 class _Ordered(Memory):
@@ -66,9 +62,10 @@ class StoringMemory(_Ordered):
             get_logger().warning("weights_not_stored", cause=error.strerror, effect="each decoder holds its own copy")
             return
         try:
-            _map_over(weights, fd)
+            map_over(weights, fd, HEADER_BYTES)
         finally:
             os.close(fd)
+        collapse(weights)
 
 
 class FilledMemory(_Ordered):
@@ -79,33 +76,33 @@ class FilledMemory(_Ordered):
     def __init__(self, fd: int, num_weights: int, order: bytes) -> None:
         super().__init__(num_weights)
         self._stored = order
-        _map_over(self._bytes[self._start : self._start + num_weights], fd)
         self._weights = num_weights
+        map_over(self._content, fd, HEADER_BYTES)
+
+    @property
+    def _content(self) -> NDArray[np.uint8]:
+        return self._bytes[self._start : self._start + self._weights]
 
     @property
     def size(self) -> int:
         """Bytes of weights."""
         return self._weights
 
+    @property
+    def huge_bytes(self) -> int:
+        """Bytes of weights that huge pages map."""
+        return huge_bytes(self._content)
+
     def matches(self, checksum: bytes) -> bool:
-        """Whether the content is what was stored. Reads all of it."""
-        return checksum_of(self._bytes[self._start : self._start + self._weights]) == checksum
+        """Whether the content is what was stored. Reads all of it, then asks for huge pages."""
+        if checksum_of(self._content) != checksum:
+            return False
+        collapse(self._content)
+        return True
 
     def finish(self) -> None:
         if self._order.digest() != self._stored or self.used_bytes != self._weights:
             raise Internal("a file of packed weights has other arrays than the model: PACKING_VERSION was not raised")
-
-
-def _map_over(weights: NDArray[np.uint8], fd: int) -> None:
-    """Put the file's weights where `weights` lie, for reading alone. The addresses stay; so does the content."""
-    if not weights.size:
-        return
-    wanted, length = weights.ctypes.data, -(-weights.size // mmap.PAGESIZE) * mmap.PAGESIZE
-    fixed = 0x10  # MAP_FIXED: in place of what is mapped there
-    got = _libc.mmap(wanted, length, mmap.PROT_READ, mmap.MAP_SHARED | fixed, fd, HEADER_BYTES)
-    if got != wanted:
-        raise Internal("packed weights cannot be mapped")
-    _libc.madvise(ctypes.c_void_p(wanted), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
 def checksum_of(weights: NDArray[np.uint8]) -> bytes:
@@ -135,13 +132,20 @@ def write_file(path: Path, header: bytes, weights: NDArray[np.uint8]) -> int:
         _write_all(fd, memoryview(header), 0)
         for start in range(0, len(weights), _WRITE_BYTES):
             _write_all(fd, _view(weights)[start : start + _WRITE_BYTES], HEADER_BYTES + start)
-        # Not synced: what a crash of the machine leaves of it, the checksum finds.
-        fresh.replace(path)
+        # The kernel gives no huge pages to a file that is open for writing, or mapped from a descriptor that is.
+        reader = os.open(fresh, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # Not synced: what a crash of the machine leaves of it, the checksum finds.
+            fresh.replace(path)
+        except OSError:
+            os.close(reader)
+            raise
     except OSError:
-        os.close(fd)
         fresh.unlink(missing_ok=True)
         raise
-    return fd
+    finally:
+        os.close(fd)
+    return reader
 
 
 def read_file(path: Path, key: bytes) -> tuple[FilledMemory | None, str]:
