@@ -1,8 +1,8 @@
 """Scores and weighted values of a tile that is alone (a decode): keys and values are read where they lie, once.
 
 A span is read by runs of sixteen keys. The addresses of its runs of keys, then of values, then of the first keys that
-the thread reads next, are one list; while a run is read, the one RUNS_AHEAD places later is asked for at the same pace,
-so that reading and arithmetic overlap. Where registers are few, keys are packed a tile at a time, so that asking hardly
+the thread reads next, are one list; while a run is read, the one some places later is asked for at the same pace, so
+that reading and arithmetic overlap. Where registers are few, keys are packed a tile at a time, so that asking hardly
 pauses, and fewer large runs are asked for ahead, so that they fit the first-level cache. Called by `attention_rows.py`
 alone, on scratch memory of one thread.
 """
@@ -55,7 +55,8 @@ _ASKED: Final = 1024  # bytes of values that are asked for beside the softmax of
 _ASKING: Final = 4  # rows that ask for any
 _LARGE_RUN: Final = 4096  # bytes of a run of which few are asked for ahead where registers are few
 _FEW_AHEAD: Final = 2
-_SCALES: Final = (2 * SPAN // RUN + RUNS_AHEAD) * 8  # bytes from a run of keys in the list to where its scales lie
+FEWER_AHEAD: Final = 4  # runs asked for before they are used, of other sizes
+SCALES_LISTED: Final = (2 * SPAN // RUN + RUNS_AHEAD) * 8  # bytes from a run of keys in the list to its scales' address
 _NEXT: Final = RUNS_BYTES - 24  # plane, sequence and token of what is read after the span; the token -1: nothing
 
 
@@ -81,7 +82,7 @@ def list_runs(
         key, block = first + index * RUN, entry_address(frame, entry)
         address = block + plane + slot * frame[ROW_BYTES]
         simd.store_int64(place + index * 8, address)
-        note_scales(kernels, frame, place + _SCALES + index * 8, block, plane, slot)
+        note_scales(kernels, frame, place + SCALES_LISTED + index * 8, block, plane, slot)
         values = address + frame[VALUE_OFFSET]
         if not whole:
             values = scratch + frame[AT_VALUES] + key * frame[ROW_BYTES]
@@ -121,7 +122,7 @@ def _distance(kernels: Any, frame: Any, rows: int) -> int:
     # A single row takes four panels at once, and asks for as many.
     if VECTORS < 32 and large and rows > 1:
         return _FEW_AHEAD * 8
-    return RUNS_AHEAD * 8
+    return FEWER_AHEAD * 8
 
 
 @kernel
@@ -141,7 +142,7 @@ def scores_in_place(
             target = scratch + frame[AT_KEYS] + ((key - group) >> 4) * panel
             rows_at = simd.load_int64(place)
             if frame[BLOCK_TOKENS] >= RUN:
-                take_noted_scales(kernels, frame, scratch, key, place + _SCALES)
+                take_noted_scales(kernels, frame, scratch, key, place + SCALES_LISTED)
             else:
                 take_scales(kernels, frame, scratch, plane, sequence, start, key)
                 rows_at = scratch + frame[AT_ROWS]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.attention_alone import SCORE_ROW, list_runs
+from decoder.kernels.attention_alone import FEWER_AHEAD, SCORE_ROW, list_runs
 from decoder.kernels.attention_panels import copy_small_rows
 from decoder.kernels.compiled import kernel
 from decoder.kernels.dot_products import asking_product, run_product
@@ -51,7 +51,7 @@ def _keys_together(row_bytes: int) -> int:
 @kernel
 def _distance(row_bytes: int) -> int:
     """Bytes in the list of runs from the one that is read to the one that is asked for."""
-    return 2 * 8 if row_bytes >= _WIDE_ROW else RUNS_AHEAD * 8
+    return 2 * 8 if row_bytes >= _WIDE_ROW else FEWER_AHEAD * 8
 
 
 @kernel

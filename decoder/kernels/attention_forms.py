@@ -1,4 +1,4 @@
-"""What attention does with its tiles of lanes, per kernel set: tiles of AMX, or rows of vectors, widened or in pairs.
+"""What attention does with its tiles of lanes, per kernel set: AMX, or rows of vectors, widened, in pairs or in bytes.
 
 The forms lay queries, spans and states out differently; `attention.py`, which calls this alone, sees none of it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder.kernels import attention_dots, attention_rows, attention_tiles, simd
+from decoder.kernels import attention_bytes, attention_dots, attention_rows, attention_tiles, simd
 from decoder.kernels.attention_products import pack_queries
 from decoder.kernels.attention_state import clear_lines, merge_rows
 from decoder.kernels.compiled import kernel, variant
@@ -26,7 +26,7 @@ from decoder.kernels.frame import (
     SPAN,
     STATE_BYTES,
 )
-from decoder.kernels.sets import dot_attention, float32_inputs, tile_attention
+from decoder.kernels.sets import byte_attention, dot_attention, float32_inputs, tile_attention
 
 
 def take_queries(kernels: Any, source: int, head_dim: int, lanes: int, target: int, tile: int) -> None:
@@ -41,6 +41,10 @@ def _take_queries(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: 
     if dot_attention(kernels):
         return lambda kernels, source, head_dim, lanes, target, tile: attention_dots.copy_queries(
             source, head_dim, lanes, target + tile * 16 * head_dim * 2
+        )
+    if byte_attention(kernels):
+        return lambda kernels, source, head_dim, lanes, target, tile: attention_bytes.take_queries(
+            source, head_dim, lanes, target + tile * 16 * head_dim * 4
         )
     if float32_inputs(kernels):
 
@@ -92,7 +96,9 @@ def _attend_span(
 
         return lanes
 
-    form = attention_dots if dot_attention(kernels) else attention_rows
+    form: Any = attention_dots if dot_attention(kernels) else attention_rows
+    if byte_attention(kernels):
+        form = attention_bytes
     gather_span, attend_tile = form.gather_span, form.attend_tile
 
     def in_rows(

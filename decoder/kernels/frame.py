@@ -14,7 +14,7 @@ SUM_BYTES: Final = ROW_BLOCK * 256  # of one product: two float32 sums for each 
 ITEM_LANES: Final = 256  # query lanes (token, head of the group) that share one packing of a span
 COUNTER_BYTES: Final = 64  # a task counter has a cache line of its own
 RUN: Final = 16  # keys whose rows lie together, in blocks of at least as many tokens
-RUNS_AHEAD: Final = 4  # runs asked for before they are used
+RUNS_AHEAD: Final = 8  # runs asked for before they are used, at most
 RUNS_BYTES: Final = (3 * SPAN // RUN + RUNS_AHEAD + 3) * 8  # addresses of a span's runs and scales; what follows
 LANES_BYTES: Final = 128  # bytes of a row of scores or of weighted values: two tiles of sixteen float32 lanes
 

@@ -34,13 +34,19 @@ class Int8Storage(NamedTuple):
     unused: int = 0
 
 
+class Int8DotStorage(NamedTuple):
+    """As Int8Storage; attention by AVX-512's dot products of bytes."""
+
+    unused: int = 0
+
+
 class Float8Storage(NamedTuple):
     """Keys and values as fp8 e4m3 with a scale for each token and head."""
 
     unused: int = 0
 
 
-Storage = Float32Storage | Bfloat16Storage | Float16Storage | Int8Storage | Float8Storage
+Storage = Float32Storage | Bfloat16Storage | Float16Storage | Int8Storage | Int8DotStorage | Float8Storage
 
 
 class Float32Kernels(NamedTuple):
@@ -127,15 +133,20 @@ def dot_attention(kernels: Any) -> bool:
     return _is(kernels, DotKernels)
 
 
+def byte_attention(kernels: Any) -> bool:
+    """Whether attention is computed by dot products of bytes."""
+    return kernels.types[0].instance_class is Int8DotStorage
+
+
 def uses_tiles(kernels: Any) -> bool:
     """Whether products with weights are computed with AMX tiles."""
     return _is(kernels, AmxKernels, AmxWideKernels)
 
 
 def storage(kernels: Any) -> type:
-    """How keys and values are stored."""
+    """How keys and values are stored, whatever is computed with them."""
     kind: type = kernels.types[0].instance_class
-    return kind
+    return Int8Storage if kind is Int8DotStorage else kind
 
 
 def quantized(kernels: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from common.errors import FailedPrecondition
-from decoder.kernels import amx, dots, sets
+from decoder.kernels import amx, byte_dots, dots, sets
 from decoder.kernels.halves import CONVERTS_FLOAT16
 
 KERNEL_SETS: Final = ("auto", "portable")
@@ -36,10 +36,12 @@ def choose_kernels(
             "--dtype bfloat16 or float32",
             reason="NO_FLOAT16",
         )
+    if not bfloat16 and not grouped:
+        return sets.Float32Kernels(storage)
+    if isinstance(storage, sets.Int8Storage) and kernels == "auto" and byte_dots.HAS_BYTE_DOTS:
+        storage = sets.Int8DotStorage()
     if grouped:
         return sets.GroupedKernels(storage)
-    if not bfloat16:
-        return sets.Float32Kernels(storage)
     tiles = kernels == "auto" and amx.available()
     if not isinstance(storage, sets.Bfloat16Storage):
         return sets.AmxWideKernels(storage) if tiles else sets.WideKernels(storage)

@@ -12,7 +12,7 @@ from bench import operations
 from bench.operations_work import attention_work, block_work, write_work
 
 
-@pytest.mark.parametrize(("storage", "tolerance"), [("float16", 2e-3), ("bfloat16-dots", 5e-3)])
+@pytest.mark.parametrize(("storage", "tolerance"), [("float16", 2e-3), ("bfloat16-dots", 5e-3), ("int8-dots", 2e-3)])
 @pytest.mark.parametrize(
     ("name", "batch", "chunk"), [("paged_decode", 2, 1), ("shared_prefix_decode", 3, 1), ("paged_prefill", 1, 24)]
 )

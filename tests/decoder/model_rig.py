@@ -20,7 +20,10 @@ from decoder.models.rope import RopeConfig
 from decoder.weights.loader import expected_shapes
 
 # float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside other keys and values.
-KERNELS = ("float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16", "auto-kv-int8")
+KERNELS = (
+    "float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16", "portable-kv-int8",
+    "auto-kv-int8",
+)  # fmt: skip
 IntArray = NDArray[np.int32]
 
 

@@ -21,6 +21,7 @@ STORAGES = (
     sets.Bfloat16Storage(),
     sets.Float16Storage(),
     sets.Int8Storage(),
+    sets.Int8DotStorage(),
     sets.Float8Storage(),
 )
 

@@ -6,101 +6,28 @@ lies outside a sequence or before a window is NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from decoder.batch import StepBatch
-from decoder.kernels import frame as f
 from decoder.kernels import sets
 from decoder.kernels.attention_dots_softmax import row_maximum, row_weights
 from decoder.kernels.compiled import entry
-from decoder.kernels.one_layer import OneLayer
-from tests.kernels import oracles
-from tests.kernels.rig import LAYER, Paged, paged, random
+from tests.decoder.layer_rig import Case, in_pieces, layer_case, same
 
 TOLERANCE = 8e-3  # of weights that are rounded to bfloat16, and of an output that is
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 
 
-@dataclass(frozen=True)
-class Case:
-    """The queries [tokens, heads, head_dim] of each context of `held`, and how they look at it."""
-
-    held: Paged
-    queries: list[torch.Tensor]
-    window: int = 0
-    soft_cap: float = 0.0
-
-    def attend(self, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Outputs of one call for queries (first, last) of contexts; those of a single query come first."""
-        parts = sorted(parts, key=lambda part: part[2] - part[1] > 1)
-        counts = [last - first for _, first, last in parts]
-        rows = torch.cat([self.queries[index][first:last] for index, first, last in parts])
-        tokens, heads, head_dim = rows.shape
-        tables = np.stack([self.held.tables[index].numpy() for index, _, _ in parts])
-        call = OneLayer(self.held.arena, None, LAYER, torch.from_numpy(tables), heads, sets.DotKernels())
-        planes = call.lay_out_queries(tokens)
-        grouped = rows.reshape(tokens, call.kv_heads, call.group, head_dim).transpose(0, 1)
-        planes[:, : tokens * call.group] = grouped.reshape(call.kv_heads, -1, head_dim)
-        mixed = call.point(f.MIXED, torch.full((tokens, heads, head_dim), torch.nan, dtype=torch.bfloat16))
-        positions = np.concatenate([np.arange(first, last) for _, first, last in parts]).astype(np.int32)
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        lengths, nothing = np.array([last for _, _, last in parts], np.int32), np.zeros(0, np.int32)
-        decodes = sum(count == 1 for count in counts)
-        batch = StepBatch(nothing, positions, starts, lengths, tables, nothing, decodes)
-        call.lay_out(batch, head_dim**-0.5, self.window, self.soft_cap)
-        call.attend()
-        return [mixed[low:high].clone() for low, high in itertools.pairwise(starts.tolist())]
-
-    def expected(self, index: int, first: int = 0) -> torch.Tensor:
-        """The oracle's outputs of the queries of a context, from the `first` on."""
-        scale = self.queries[index].shape[-1] ** -0.5
-        found, _ = oracles.attention(
-            self.queries[index][first:],
-            self.held.keys[index],
-            self.held.values[index],
-            scale,
-            self.window,
-            self.soft_cap,
-        )
-        return found
-
-
-def make_case(
-    lengths: list[int], *, heads: int = 6, kv_heads: int = 2, head_dim: int = 64, block_tokens: int = 16,
-    window: int = 0, soft_cap: float = 0.0, shared_blocks: int = 0,
-) -> Case:  # fmt: skip
-    """Contexts of these lengths in a poisoned arena, and a query for each of their tokens."""
-    held = paged(
-        lengths, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=torch.bfloat16,
-        shared_blocks=shared_blocks,
-    )  # fmt: skip
-    queries = [
-        random(length, heads, head_dim, seed=77 + index, dtype=torch.bfloat16) for index, length in enumerate(lengths)
-    ]
-    return Case(held, queries, window, soft_cap)
-
-
-def _same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    return torch.equal(got.view(torch.int16), want.view(torch.int16))
-
-
-def _in_pieces(case: Case, index: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Outputs of a context computed in chunks of these sizes in turn."""
-    pieces, first, length = [], 0, len(case.queries[index])
-    for size in itertools.cycle(sizes):
-        if first >= length:
-            return torch.cat(pieces)
-        pieces += case.attend([(index, first, min(first + size, length))])
-        first += size
-    raise AssertionError
+def make_case(lengths: list[int], **shape: Any) -> Case:
+    """A case of bfloat16 keys, values and queries."""
+    return layer_case(lengths, sets.DotKernels(), torch.bfloat16, torch.bfloat16, **shape)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -110,7 +37,7 @@ def test_a_context_equals_the_oracle(head_dim: int, length: int) -> None:
     case = make_case([length], head_dim=head_dim)
     (whole,) = case.attend([(0, 0, length)])
     torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
-    assert _same(_in_pieces(case, 0, [1]), whole)
+    assert same(in_pieces(case, 0, [1]), whole)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (8, 2), (16, 2), (10, 2), (8, 1), (40, 1)])
@@ -120,7 +47,7 @@ def test_groups_and_block_sizes(heads: int, kv_heads: int, block_tokens: int) ->
     case = make_case([300], heads=heads, kv_heads=kv_heads, block_tokens=block_tokens)
     (whole,) = case.attend([(0, 0, 300)])
     torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
-    assert _same(_in_pieces(case, 0, [1, 2, 7, 64, 3]), whole)
+    assert same(in_pieces(case, 0, [1, 2, 7, 64, 3]), whole)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 16, 37, 270])
@@ -139,7 +66,7 @@ def test_before_a_window_all_may_be_poison(window: int, block_tokens: int) -> No
             case.held.arena[block, :, :, :, token % block_tokens] = math.nan
         passed = max(passed, first - window + 1)
         (piece,) = case.attend([(0, first, first + size)])
-        assert _same(piece, whole[first : first + size]), (first, size)
+        assert same(piece, whole[first : first + size]), (first, size)
         first += size
     assert passed > 0 or window >= 600
     with_poison = case.attend([(0, 0, 600)])[0]
@@ -152,9 +79,9 @@ def test_a_soft_cap_is_kept(head_dim: int) -> None:
     case = make_case([280], head_dim=head_dim, soft_cap=1.0)
     (whole,) = case.attend([(0, 0, 280)])
     torch.testing.assert_close(whole.double(), case.expected(0), atol=TOLERANCE, rtol=TOLERANCE)
-    (free,) = Case(case.held, case.queries).attend([(0, 0, 280)])
+    (free,) = dataclasses.replace(case, soft_cap=0.0).attend([(0, 0, 280)])
     assert (free - whole).abs().max() > 10 * TOLERANCE
-    assert _same(_in_pieces(case, 0, [1, 40]), whole)
+    assert same(in_pieces(case, 0, [1, 40]), whole)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (20, 1)])
@@ -168,8 +95,8 @@ def test_a_batch_over_a_shared_prefix_changes_no_bit(heads: int, kv_heads: int) 
     for index, length in enumerate(lengths):
         want = case.expected(index, length - 1)
         torch.testing.assert_close(alone[index].double(), want, atol=TOLERANCE, rtol=TOLERANCE)
-        assert _same(together[index], alone[index]), length
-        assert _same(mixed[index][-1:], alone[index]), length
+        assert same(together[index], alone[index]), length
+        assert same(mixed[index][-1:], alone[index]), length
 
 
 @entry
