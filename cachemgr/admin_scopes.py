@@ -80,6 +80,7 @@ class ScopeAdmin(AdminBase):
         if manager is not None:
             remaining = self._tenants.approvals.remaining(withdrawn, manager.block_tokens)
             evicted = manager.prune(PUBLIC_OWNER, remaining)
+        self._tenants.purged(PUBLIC_OWNER)
         self._note("prefix_withdrawn", approval=request.name, blocks_purged=evicted)
         return admin_pb2.WithdrawPrefixResponse(evicted_blocks=evicted)
 

@@ -103,6 +103,7 @@ class TenantAdmin(AdminBase):
         self._owner.succession.refuse_others()
         tenant = self._tenants.rotate_secret(request.tenant)
         evicted = self._purge(tenant)
+        self._tenants.purged(tenant)
         self._note("secret_rotated", tenant=tenant, blocks_purged=evicted)
         return admin_pb2.RotateTenantSecretResponse(evicted_blocks=evicted)
 

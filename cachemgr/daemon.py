@@ -120,7 +120,8 @@ class Daemon:
             succession=Succession(
                 self._paths.index_journal, epoch=epoch, wait_seconds=options.lease_seconds + options.grace_seconds
             ),
-            knows=tenants.owns_blocks,
+            may_adopt=tenants.may_be_adopted,
+            all_purged=tenants.all_purged,
             steady_ns=self._clocks.steady_ns,
             place=self._place,
             make_room=lambda: self._weights is not None and self._weights.make_room(),

@@ -29,13 +29,15 @@ ORPHAN_POLL_SECONDS: Final = 0.05
 
 
 class PoolHeir:
-    """What a pool owner does with an orphaned arena. `_knows` says whether an owner of blocks is known still."""
+    """What a pool owner does with an orphaned arena. `_may_adopt` says whether what an owner of blocks had may be
+    listed still; `_all_purged` hears when all else is gone, from the journal too."""
 
     succession: Succession
     manager: CacheManager | None
     _handoff: Handoff
     _place: ArenaPlace
-    _knows: Callable[[TenantId], bool]
+    _may_adopt: Callable[[TenantId], bool]
+    _all_purged: Callable[[], None]
     _steady_ns: Callable[[], int]
 
     def _install(self, arena: Arena, layout: KvLayout, journal: IndexJournal | None) -> CacheManager:
@@ -98,11 +100,12 @@ class PoolHeir:
         manager = self._install(arena, orphan.layout, orphan.journal)
         gc.disable()  # a hundred thousand nodes at once: collections in between would cost as much as they do
         try:
-            listed = manager.adopt(recover(orphan.journal), started, self._knows)
+            listed = manager.adopt(recover(orphan.journal), started, self._may_adopt)
         finally:
             gc.freeze()
             gc.enable()
         orphan.journal.keep_only(listed)
+        self._all_purged()
         self.succession.adopt(orphan)
         get_logger().info("arena_adopted", blocks=len(listed), seconds=round((self._steady_ns() - started) / 1e9, 3))
         return True

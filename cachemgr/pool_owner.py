@@ -48,13 +48,15 @@ class PoolOwner(PoolHeir):
         grace_seconds: float = DEFAULT_GRACE_SECONDS,
         max_kept: int = DEFAULT_MAX_KEPT,
         succession: Succession,
-        knows: Callable[[TenantId], bool] = bool,
+        may_adopt: Callable[[TenantId], bool] = bool,
+        all_purged: Callable[[], None] = lambda: None,
         place: ArenaPlace = HOST_MEMORY,
         make_room: Callable[[], bool] = lambda: False,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.succession = succession
-        self._knows = knows
+        self._may_adopt = may_adopt
+        self._all_purged = all_purged
         self._place = place
         self._make_room = make_room  # whether memory that nobody uses was let go for the arena
         self._steady_ns = steady_ns
@@ -178,6 +180,7 @@ class PoolOwner(PoolHeir):
             arena = self._place.make(sizes)
         if arena.kind is ArenaKind.CUDA_IPC:
             self.succession.forgo()
+            self._all_purged()
             return self._install(arena, layout, None)
         identity = JournalIdentity(
             sizes.num_blocks,
@@ -190,7 +193,9 @@ class PoolOwner(PoolHeir):
             sizes.num_window_blocks,
             sizes.window_block_bytes,
         )
-        return self._install(arena, layout, self.succession.create(identity))
+        journal = self.succession.create(identity)
+        self._all_purged()
+        return self._install(arena, layout, journal)
 
     def _install(self, arena: Arena, layout: KvLayout, journal: IndexJournal | None) -> CacheManager:
         manager = make_manager(

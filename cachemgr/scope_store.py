@@ -9,7 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
+from cachemgr import owed_purges
 from cachemgr.ids import TenantId
+from cachemgr.scopes import PUBLIC_OWNER
 from cachemgr.tenant_rows import ApprovalRow, GroupRow
 from cachemgr.tenant_schema import Transaction
 
@@ -65,8 +67,9 @@ class ScopeStore:
             )
 
     def delete_approval(self, name: str) -> None:
-        """Drop an approval."""
+        """Drop an approval, and write that the public scope owes a purge."""
         with Transaction(self._db):
+            owed_purges.note(self._db, PUBLIC_OWNER)
             self._db.execute("DELETE FROM approvals WHERE name = ?", (name,))
 
     def _insert_members(self, group: str, tenants: Iterable[TenantId]) -> None:

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from cachemgr import owed_purges
 from cachemgr.grants import SIGNING_SECRET_BYTES
 from cachemgr.ids import TenantId
 from cachemgr.scope_store import ScopeStore
@@ -89,8 +90,9 @@ class TenantStore:
             )
 
     def save_secret(self, tenant: TenantId, secret: bytes) -> None:
-        """Write a tenant's new secret; the old one is gone from the disk when this returns."""
+        """Write a tenant's new secret, and that it owes a purge; the old one is off the disk when this returns."""
         with Transaction(self._db):
+            owed_purges.note(self._db, tenant)
             self._db.execute("UPDATE tenants SET secret = ? WHERE tenant = ?", (secret, tenant))
         self._checkpoint()
 
@@ -113,6 +115,14 @@ class TenantStore:
             self._db.executemany(
                 "UPDATE keys SET last_used_ns = ? WHERE key_id = ?", [(row.last_used_ns, row.key_id) for row in rows]
             )
+
+    def owed_purges(self) -> frozenset[TenantId]:
+        """Owners of blocks that have to go; see `owed_purges.py`."""
+        return owed_purges.load(self._db)
+
+    def settle_purges(self, owners: Iterable[TenantId]) -> None:
+        """Their blocks have gone."""
+        owed_purges.settle(self._db, owners)
 
     def had_tenants(self) -> bool:
         """Whether a tenant has ever been deleted: then a file without tenants is not a new one."""

@@ -42,6 +42,7 @@ class Tenants:
         self._tenants = {row.tenant: row for row in tenants}
         self._keys = {row.key_id: row for row in keys}
         self._used: set[str] = set()
+        self._owed = store.owed_purges()
         self._public_secret = store.secret_named("public_secret", TENANT_SECRET_BYTES)
         self.groups = Groups(store.scopes)
         self.seen_keys = KeyBook()
@@ -105,6 +106,20 @@ class Tenants:
     def owns_blocks(self, owner: TenantId) -> bool:
         """Whether an owner of blocks, a tenant or a wider scope, is still there."""
         return owner == PUBLIC_OWNER or owner in self._tenants or is_group_of(self, owner)
+
+    def may_be_adopted(self, owner: TenantId) -> bool:
+        """Whether what a daemon before this one listed for an owner of blocks may be listed still: it is there, and no
+        rotation or withdrawal was cut short between its commit and its purge."""
+        return self.owns_blocks(owner) and owner not in self._owed
+
+    def purged(self, owner: TenantId) -> None:
+        """Nothing is listed for `owner` that was before its newest rotation or withdrawal."""
+        self._store.settle_purges([owner])
+
+    def all_purged(self) -> None:
+        """Nothing is listed, here or in the journal, that may not be adopted."""
+        self._store.settle_purges(self._owed)
+        self._owed = frozenset()
 
     def approved_lengths(self) -> tuple[int, ...]:
         """How many tokens approved prefixes have, each number once, the longest first."""

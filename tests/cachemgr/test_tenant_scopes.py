@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cachemgr.keys import Scope
-from cachemgr.scopes import check_owner, group_owner
+from cachemgr.scopes import PUBLIC_OWNER, check_owner, group_owner
 from cachemgr.tenant_quotas import QuotaChange
 from cachemgr.tenant_store import TenantStore
 from cachemgr.tenants import Tenants
@@ -171,6 +171,24 @@ def test_group_made_again_is_another_owner_of_blocks(book):
     with pytest.raises(PermissionDenied):
         check_owner(book.tenants, "acme", old)
     check_owner(book.tenants, "acme", group_owner(book.tenants, "team"))
+
+
+def test_what_a_change_owes_is_on_disk_until_it_is_purged(book):
+    """A rotation's tenant and, after a withdrawal, the public scope are not adopted by a later start, others are; what
+    was purged is, and so is everything once all is."""
+    book.tenants.create_tenant("other", 5)
+    book.tenants.approvals.approve("system", SYSTEM_PROMPT, 5)
+    owners = ("acme", "other", PUBLIC_OWNER)
+    assert all(map(book.reopen().may_be_adopted, owners))
+    book.tenants.rotate_secret("acme")
+    book.tenants.approvals.withdraw("system")
+    for _ in range(2):  # also after a second death
+        assert [book.reopen().may_be_adopted(owner) for owner in owners] == [False, True, False]
+    book.tenants.purged("acme")
+    assert [book.reopen().may_be_adopted(owner) for owner in owners] == [True, True, False]
+    book.tenants.all_purged()
+    assert all(map(book.tenants.may_be_adopted, owners)) and all(map(book.reopen().may_be_adopted, owners))
+    assert not book.tenants.may_be_adopted("nobody")
 
 
 def test_exactly_the_approved_tokens_are_approved(book):
