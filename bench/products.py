@@ -30,6 +30,7 @@ from decoder.kernels import frame as f
 from decoder.kernels.compiled import entry
 from decoder.kernels.linear import STORE, linear
 from decoder.kernels.step import enter, leave
+from decoder.kernels.sync import CONTROL_WORDS
 from decoder.models.kernel_choice import choose_kernels
 from decoder.models.packing import Memory, packed_elements, round_up, to_bfloat16
 from decoder.models.workspace import aligned
@@ -46,9 +47,10 @@ def _multiply(
     enter(kernels, frame)
     for index in range(matrices.shape[0]):
         columns, depth, weights = matrices[index, 0], matrices[index, 1], matrices[index, 2]
-        simd.store_int64(counter, 0)
+        simd.store_int64(counter, 0)  # tasks that are taken, and done
+        simd.store_int64(counter + 8, 0)
         linear(
-            kernels, frame, f.NO_ADAPTER, counter, 1, scratch, STORE, inputs, rows, depth, weights, 0, columns // 32,
+            kernels, frame, f.NO_ADAPTER, counter, 0, 1, scratch, STORE, inputs, rows, depth, weights, 0, columns // 32,
             depth * 32 * weight_bytes, out, columns, 0,
         )  # fmt: skip
     leave(kernels)
@@ -90,6 +92,8 @@ class Products:
         frame = np.zeros(f.FRAME_WORDS, np.int64)
         tiles = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = tiles.ctypes.data
+        control = np.zeros(CONTROL_WORDS, np.int32)
+        frame[f.CONTROL] = control.ctypes.data
         places = [buffer.ctypes.data for buffer in self.buffers]
         weight_bytes = 4 if isinstance(self.kernels, sets.Float32Kernels) else 2
         times = []

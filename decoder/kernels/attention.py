@@ -27,6 +27,7 @@ from decoder.kernels.frame import (
     AT_LIMITS,
     AT_QUERIES,
     AT_STATE,
+    CONTROL,
     HEAD_BYTES,
     HEAD_DIM,
     HEADS,
@@ -164,14 +165,16 @@ def _expect_next_task(frame: Any, layer: int, counter: int, window: int, scratch
 
 @kernel
 def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
-    """This thread's share of one layer: finished rows, and single spans of split decodes left as partial states."""
+    """A phase of the step: finished rows of one layer, and single spans of split decodes left as partial states."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
     together, wide = max(1, 16 // group), (group + 15) >> 4
     window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
+    mine = 0
     while True:
-        item = sync.fetch_add_int64(counter, 1)
+        item = sync.take_next(counter)
         if item >= frame[NUM_TASKS] * kv_heads:
-            return
+            break
+        mine += 1
         task, head = frame[TASKS] + (item // kv_heads) * TASK_WORDS * 4, item % kv_heads
         row = np.int64(simd.load_int32(task + TASK_ROW * 4))
         rows = np.int64(simd.load_int32(task + TASK_ROWS * 4))
@@ -204,15 +207,20 @@ def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) 
         if span < 0:
             for tile in range(tiles):
                 _store_lanes(kernels, frame, states + tile * frame[STATE_BYTES], row, rows, head, tile, scratch)
+    sync.end_phase(frame[CONTROL], counter, mine, frame[NUM_TASKS] * kv_heads)
 
 
 @kernel
-def combine(kernels: Any, frame: Any, layer: int, rank: int, size: int, scratch: int) -> None:
-    """Merge the partial states of this thread's split decodes, in the order of their spans."""
+def combine(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
+    """A phase of the step: the partial states of split decodes, merged in the order of their spans."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
     window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
-    state = scratch + frame[AT_STATE]
-    for item in range(rank, frame[NUM_DECODES] * kv_heads, size):
+    state, mine = scratch + frame[AT_STATE], 0
+    while True:
+        item = sync.take_next(counter)
+        if item >= frame[NUM_DECODES] * kv_heads:
+            break
+        mine += 1
         sequence, head = item // kv_heads, item % kv_heads
         first = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4))
         last = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4 + 4))
@@ -229,3 +237,4 @@ def combine(kernels: Any, frame: Any, layer: int, rank: int, size: int, scratch:
                 lanes = min(16, group - tile * 16)
                 merge(kernels, frame, state, part + tile * frame[STATE_BYTES], lane, lanes, scratch)
             _store_lanes(kernels, frame, state, sequence, 1, head, tile, scratch)
+    sync.end_phase(frame[CONTROL], counter, mine, frame[NUM_DECODES] * kv_heads)

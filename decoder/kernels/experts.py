@@ -128,15 +128,17 @@ def _products(
     kernels: Any, frame: Any, counter: int, rank: int, ending: int, inputs: int, depth: int, weights: int,
     expert_bytes: int, pairs: int, out: int, columns: int,
 ) -> None:  # fmt: skip
-    """This thread's share of every expert's product with the rows in its slots."""
+    """A phase of the step: every expert's product with the rows in its slots."""
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
     one_pair = pair_bytes(kernels, weights, depth)
     grain = max(1, pairs // (frame[SIZE] * 8))
-    groups = (pairs + grain - 1) // grain
+    groups, mine = (pairs + grain - 1) // grain, 0
+    phase = frame[COUNTERS] + counter * COUNTER_BYTES
     while True:
-        task = sync.fetch_add_int64(frame[COUNTERS] + counter * COUNTER_BYTES, 1)
+        task = sync.take_task(phase, groups * frame[EXPERTS], rank)
         if task >= groups * frame[EXPERTS]:
             break
+        mine += 1
         expert, first_pair = task // groups, (task % groups) * grain
         start = simd.load_int64(frame[EXPERT_STARTS] + expert * 8)
         rows = simd.load_int64(frame[EXPERT_ROWS] + expert * 8)
@@ -148,7 +150,7 @@ def _products(
                 here = min(ROW_BLOCK, rows - row)
                 block_product(kernels, inputs, start + row, here, depth, source, scratch, rows <= ROW_BLOCK)
                 finish(kernels, ending, scratch, start + row, here, pair, out, columns, 0)
-    sync.barrier(frame[CONTROL], frame[SIZE])
+    sync.end_phase(frame[CONTROL], phase, mine, groups * frame[EXPERTS])
 
 
 @kernel
@@ -199,6 +201,7 @@ def mix_experts(kernels: Any, frame: Any, weights: int, counter: int, rank: int,
         )  # fmt: skip
     for row in range(first, last):
         _add_outputs(frame, row, shared != 0)
+    sync.barrier(control, size)
 
 
 @kernel

@@ -104,23 +104,25 @@ def _pairs_together(rows: int, panels: int, pairs: int, most: int, pair_bytes: i
 
 @kernel
 def linear(
-    kernels: Any, frame: Any, adapted: int, counter: int, size: int, scratch: int, ending: int, inputs: int, rows: int,
-    depth: int, weights: int, bias: int, pairs: int, weight_pair_bytes: int, out: int, columns: int, cap: int,
+    kernels: Any, frame: Any, adapted: int, counter: int, rank: int, size: int, scratch: int, ending: int, inputs: int,
+    rows: int, depth: int, weights: int, bias: int, pairs: int, weight_pair_bytes: int, out: int, columns: int,
+    cap: int,
 ) -> None:  # fmt: skip
-    """This thread's share of `inputs [rows, depth] @ weights` with `pairs` pairs of column blocks.
+    """A phase of the step: `inputs [rows, depth] @ weights` with `pairs` pairs of column blocks.
 
-    Tasks are taken from the shared counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone. A
+    Tasks are taken from the phase's counter. `columns` is the row length of `out`; `cap` is read by CAPPED alone. A
     `bias`, float32 in the order of the weights' columns, is added before the ending; 0 is none.
     `adapted` is the entry of the product in an adapter's table where rows of the step may have one, else NO_ADAPTER.
     """
     panel, most = blocking(kernels)
     panels = (rows + panel - 1) // panel
     grain = _pairs_together(rows, panels, pairs, most, weight_pair_bytes, size)
-    groups = (pairs + grain - 1) // grain
+    groups, mine = (pairs + grain - 1) // grain, 0
     while True:
-        task = sync.fetch_add_int64(counter, 1)
+        task = sync.take_task(counter, panels * groups, rank)
         if task >= panels * groups:
-            return
+            break
+        mine += 1
         first_row = (task // groups) * panel
         last_row = min(rows, first_row + panel)
         first_pair = (task % groups) * grain
@@ -137,6 +139,7 @@ def linear(
                 if bias:
                     add_bias(scratch, here, bias + pair * 128)
                 finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
+    sync.end_phase(frame[CONTROL], counter, mine, panels * groups)
 
 
 @kernel
@@ -144,13 +147,13 @@ def product(
     kernels: Any, frame: Any, entry: int, counter: int, rank: int, ending: int, inputs: int, rows: int, depth: int,
     weights: int, bias: int, columns: int, out: int, out_columns: int,
 ) -> None:  # fmt: skip
-    """`linear` with the frame's scratch memory, and a barrier after it. `entry` is that in an adapter's table."""
+    """`linear` with the frame's scratch memory. `entry` is that in an adapter's table."""
     adapted = entry if frame[ADAPTERS] else NO_ADAPTER
     if adapted != NO_ADAPTER:
         lower(kernels, frame, adapted, rank, inputs, rows, depth)
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
     linear(
-        kernels, frame, adapted, frame[COUNTERS] + counter * COUNTER_BYTES, frame[SIZE], scratch, ending, inputs, rows,
-        depth, weights, bias, columns // 32, pair_bytes(kernels, weights, depth), out, out_columns, frame[LOGIT_CAP],
+        kernels, frame, adapted, frame[COUNTERS] + counter * COUNTER_BYTES, rank, frame[SIZE], scratch, ending, inputs,
+        rows, depth, weights, bias, columns // 32, pair_bytes(kernels, weights, depth), out, out_columns,
+        frame[LOGIT_CAP],
     )  # fmt: skip
-    sync.barrier(frame[CONTROL], frame[SIZE])

@@ -28,6 +28,7 @@ from decoder.kernels.compiled import cached_entries
 from decoder.kernels.rows import rotate_and_write
 from decoder.kernels.scratch import lay_out_attention, tokens_per_item
 from decoder.kernels.step import source_fingerprint
+from decoder.kernels.sync import CONTROL_WORDS
 
 _LOG2_E: Final = 1.4426950408889634
 _STORAGE: Final[dict[torch.dtype, sets.Storage]] = {
@@ -43,7 +44,7 @@ _STORAGE: Final[dict[torch.dtype, sets.Storage]] = {
 def _attend(kernels: Any, frame: Any, rank: int, merging: bool) -> None:
     scratch = frame[f.SCRATCH] + rank * frame[f.SCRATCH_BYTES]
     if merging:
-        combine(kernels, frame, 0, rank, frame[f.SIZE], scratch)
+        combine(kernels, frame, 0, frame[f.COUNTERS] + f.COUNTER_BYTES, scratch)
     else:
         attention(kernels, frame, 0, frame[f.COUNTERS], scratch)
 
@@ -119,7 +120,8 @@ class OneLayer:
                 raise Internal("scales do not lie in their blocks")
             frame[f.SCALES] = scales.data_ptr() + layer * scales.stride(1) * 2 - base
         self.layer_row = self.hold(f.LAYERS, np.zeros(f.LAYER_WORDS, np.int64))
-        self.counters = self.hold(f.COUNTERS, np.zeros(f.COUNTER_BYTES // 8, np.int64))
+        self.counters = self.hold(f.COUNTERS, np.zeros(2 * f.COUNTER_BYTES // 8, np.int64))
+        self.hold(f.CONTROL, np.zeros(CONTROL_WORDS, np.int32))
         self.point(f.TABLES, tables.contiguous())
         frame[f.TABLE_WIDTH] = tables.shape[1]
 

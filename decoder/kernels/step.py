@@ -1,7 +1,7 @@
-"""One model step as one compiled function: every thread of the team runs it, with barriers between phases.
+"""One model step as one compiled function: every thread of the team runs it, phase after phase (`sync.py`).
 
 Reads the step frame (`frame.py`) and nothing else; writes it only where layers lie in groups (`_enter_region`).
-Counters: one task counter per layer and product or attention phase, zeroed by the caller before the step.
+Counters: a line for each phase of each layer and of the end, zeroed by the caller before the step.
 """
 
 # Types inside kernels are inferred by numba.
@@ -35,7 +35,6 @@ from decoder.kernels.frame import (
     COUNTERS,
     EMBEDDING,
     EPSILON,
-    EXPERTS,
     FINAL_NORM,
     GATE_ENDING,
     GATED,
@@ -92,7 +91,11 @@ from decoder.kernels.linear import ADD, STORE, product
 from decoder.kernels.rows import add_normalized, embed, normalize, rotate_and_write
 from decoder.kernels.sets import uses_tiles
 
-COUNTERS_PER_LAYER: Final = 8
+# The counters of a layer's phases; those of its experts follow the last.
+(_ROWS, _QKV, _KEYS, _ATTENTION, _COMBINE, _MIX, _POST_ROWS, _GATE_UP, _DOWN) = range(9)
+COUNTERS_PER_LAYER: Final = _GATE_UP + 5
+_LAST_ROWS, _LOGIT_ROWS, _HEAD, LAST_COUNTERS = range(4)  # and of what comes after the layers
+_ROW_TASKS: Final = 8  # of a phase over rows, for each thread
 
 
 def enter(kernels: Any, frame: Any) -> None:
@@ -120,20 +123,35 @@ def _leave(kernels: Any) -> Any:
 
 
 @kernel
-def _add_branch(frame: Any, norm: int, first: int, last: int) -> None:
-    """Add the norm of this thread's rows of a branch to the residual."""
+def _add_branch(frame: Any, norm: int, row: int) -> None:
+    """Add the norm of a row of a branch to the residual."""
     hidden, epsilon = frame[HIDDEN], simd.load_float(frame[EPSILON])
-    for row in range(first, last):
-        offset = row * hidden * 4
-        add_normalized(frame[BRANCH] + offset, norm, hidden, frame[WIDTH], epsilon, frame[RESIDUAL] + offset)
+    offset = row * hidden * 4
+    add_normalized(frame[BRANCH] + offset, norm, hidden, frame[WIDTH], epsilon, frame[RESIDUAL] + offset)
+
+
+@kernel
+def _branch_norm(frame: Any, layer: int) -> int:
+    """The norm between a layer's last branch and the residual, as long as it was not added; 0 where none is."""
+    weights = frame[LAYERS] + layer * LAYER_WORDS * 8
+    if frame[POST_NORMS] == 0 or simd.load_int64(weights + LAYER_ROUTER * 8) != 0:
+        return 0
+    norm: int = simd.load_int64(weights + LAYER_POST_MLP_NORM * 8)
+    return norm
+
+
+@kernel
+def _rows_together(rows: int, size: int) -> int:
+    """Rows of one task of a phase over rows."""
+    return max(1, rows // (size * _ROW_TASKS))
 
 
 @kernel
 def _enter_region(frame: Any, layer: int) -> None:
     """Make the arena's words of the frame those of the group that the layer lies in.
 
-    By one thread, between the barrier after the attention of the layer before and the one before this layer's keys and
-    values are written: nobody reads the words meanwhile.
+    By one thread, after the attention of the layer before and before this layer's keys and values are written: nobody
+    follows the words meanwhile.
     """
     region = frame[REGIONS] + layer * REGION_WORDS * 8
     frame[ARENA] = simd.load_int64(region + REGION_ARENA * 8)
@@ -143,88 +161,145 @@ def _enter_region(frame: Any, layer: int) -> None:
 
 
 @kernel
-def _layer(kernels: Any, frame: Any, rank: int, layer: int, first: int, last: int) -> None:
+def _begin_rows(kernels: Any, frame: Any, rank: int, layer: int, counter: int) -> None:
+    """A phase: each row's embedding or what the layer before left to add, and its norm as input of the layer."""
+    tokens, hidden, epsilon = frame[TOKENS], frame[HIDDEN], simd.load_float(frame[EPSILON])
+    norm = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_NORM) * 8)
+    before = _branch_norm(frame, layer - 1) if layer > 0 else 0
+    grain, mine = _rows_together(tokens, frame[SIZE]), 0
+    tasks = (tokens + grain - 1) // grain
+    while True:
+        task = sync.take_task(counter, tasks, rank)
+        if task >= tasks:
+            break
+        mine += 1
+        if task == 0 and frame[REGIONS]:
+            _enter_region(frame, layer)
+        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+            residual = frame[RESIDUAL] + row * hidden * 4
+            if layer == 0:
+                token = np.int64(simd.load_int32(frame[TOKEN_IDS] + row * 4))
+                embed(kernels, frame, frame[EMBEDDING], token, hidden, residual)
+            elif before:
+                _add_branch(frame, before, row)
+            normalize(kernels, residual, norm, hidden, frame[WIDTH], epsilon, frame[NORMED], row)
+    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+
+
+@kernel
+def _write_keys(kernels: Any, frame: Any, rank: int, layer: int, counter: int) -> None:
+    """A phase: each row's keys and values into its block, and its queries into their planes."""
+    tokens = frame[TOKENS]
+    grain, mine = _rows_together(tokens, frame[SIZE]), 0
+    tasks = (tokens + grain - 1) // grain
+    while True:
+        task = sync.take_task(counter, tasks, rank)
+        if task >= tasks:
+            break
+        mine += 1
+        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+            rotate_and_write(kernels, frame, layer, row)
+    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+
+
+@kernel
+def _go_on_rows(kernels: Any, frame: Any, rank: int, branch_norm: int, norm: int, counter: int) -> None:
+    """A phase: what attention left to add to each row (where `branch_norm` is not 0), and, where `norm` is not 0, the
+    row's norm as input of what follows."""
+    tokens, hidden, epsilon = frame[TOKENS], frame[HIDDEN], simd.load_float(frame[EPSILON])
+    grain, mine = _rows_together(tokens, frame[SIZE]), 0
+    tasks = (tokens + grain - 1) // grain
+    while True:
+        task = sync.take_task(counter, tasks, rank)
+        if task >= tasks:
+            break
+        mine += 1
+        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+            if branch_norm:
+                _add_branch(frame, branch_norm, row)
+            if norm:
+                residual = frame[RESIDUAL] + row * hidden * 4
+                normalize(kernels, residual, norm, hidden, frame[WIDTH], epsilon, frame[NORMED], row)
+    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+
+
+@kernel
+def _logit_rows(kernels: Any, frame: Any, rank: int, counter: int) -> None:
+    """A phase: the final norm of the rows whose logits are wanted."""
+    wanted, hidden, epsilon = frame[NUM_LOGITS], frame[HIDDEN], simd.load_float(frame[EPSILON])
+    mine = 0
+    while True:
+        index = sync.take_task(counter, wanted, rank)
+        if index >= wanted:
+            break
+        mine += 1
+        row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
+        source = frame[RESIDUAL] + row * hidden * 4
+        normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
+    sync.end_phase(frame[CONTROL], counter, mine, wanted)
+
+
+@kernel
+def _layer(kernels: Any, frame: Any, rank: int, layer: int) -> None:
     tokens, hidden, inner = frame[TOKENS], frame[HIDDEN], frame[INNER]
     weights = frame[LAYERS] + layer * LAYER_WORDS * 8
-    epsilon = simd.load_float(frame[EPSILON])
     counter = layer * COUNTERS_PER_LAYER
-    control, size, width = frame[CONTROL], frame[SIZE], frame[WIDTH]
+    counters = frame[COUNTERS] + counter * COUNTER_BYTES
     # What follows a branch of the layer: the product adds it to the residual, or a norm comes between.
     after = frame[POST_NORMS]
     branch = frame[BRANCH] if after else frame[RESIDUAL]
     ending = STORE if after else ADD
 
-    if rank == 0 and frame[REGIONS]:
-        _enter_region(frame, layer)
-    norm = simd.load_int64(weights + LAYER_NORM * 8)
-    for row in range(first, last):
-        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
-    sync.barrier(control, size)
+    _begin_rows(kernels, frame, rank, layer, counters + _ROWS * COUNTER_BYTES)
     product(
-        kernels, frame, entry_of(layer, ADAPT_QKV), counter, rank, STORE, frame[NORMED], tokens, hidden,
+        kernels, frame, entry_of(layer, ADAPT_QKV), counter + _QKV, rank, STORE, frame[NORMED], tokens, hidden,
         simd.load_int64(weights + LAYER_QKV * 8), simd.load_int64(weights + LAYER_QKV_BIAS * 8), frame[QKV_COLUMNS],
         frame[QKV], frame[QKV_COLUMNS],
     )  # fmt: skip
-    for row in range(first, last):
-        rotate_and_write(kernels, frame, layer, row)
-    sync.barrier(control, size)
+    _write_keys(kernels, frame, rank, layer, counters + _KEYS * COUNTER_BYTES)
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
-    attention(kernels, frame, layer, frame[COUNTERS] + (counter + 1) * COUNTER_BYTES, scratch)
-    sync.barrier(control, size)
+    attention(kernels, frame, layer, counters + _ATTENTION * COUNTER_BYTES, scratch)
     if frame[NUM_PARTIALS]:
-        combine(kernels, frame, layer, rank, size, scratch)
-        sync.barrier(control, size)
+        combine(kernels, frame, layer, counters + _COMBINE * COUNTER_BYTES, scratch)
     product(
-        kernels, frame, entry_of(layer, ADAPT_MIX), counter + 2, rank, ending, frame[MIXED], tokens,
+        kernels, frame, entry_of(layer, ADAPT_MIX), counter + _MIX, rank, ending, frame[MIXED], tokens,
         frame[MIXED_COLUMNS], simd.load_int64(weights + LAYER_MIX * 8), simd.load_int64(weights + LAYER_MIX_BIAS * 8),
         hidden, branch, hidden,
     )  # fmt: skip
-    if after:
-        _add_branch(frame, simd.load_int64(weights + LAYER_POST_MIX_NORM * 8), first, last)
+    branch_norm = simd.load_int64(weights + LAYER_POST_MIX_NORM * 8) if after else 0
     norm = simd.load_int64(weights + LAYER_POST_NORM * 8)
-    for row in range(first, last):
-        normalize(kernels, frame[RESIDUAL] + row * hidden * 4, norm, hidden, width, epsilon, frame[NORMED], row)
-    sync.barrier(control, size)
+    _go_on_rows(kernels, frame, rank, branch_norm, norm, counters + _POST_ROWS * COUNTER_BYTES)
     if simd.load_int64(weights + LAYER_ROUTER * 8):
-        mix_experts(kernels, frame, weights, counter + 3, rank, first, last)
+        first, last = tokens * rank // frame[SIZE], tokens * (rank + 1) // frame[SIZE]
+        mix_experts(kernels, frame, weights, counter + _GATE_UP, rank, first, last)
         return
     product(
-        kernels, frame, entry_of(layer, ADAPT_GATE_UP), counter + 3, rank, frame[GATE_ENDING], frame[NORMED], tokens,
-        hidden, simd.load_int64(weights + LAYER_GATE_UP * 8), simd.load_int64(weights + LAYER_GATE_UP_BIAS * 8),
-        2 * inner, frame[GATED], inner,
+        kernels, frame, entry_of(layer, ADAPT_GATE_UP), counter + _GATE_UP, rank, frame[GATE_ENDING], frame[NORMED],
+        tokens, hidden, simd.load_int64(weights + LAYER_GATE_UP * 8),
+        simd.load_int64(weights + LAYER_GATE_UP_BIAS * 8), 2 * inner, frame[GATED], inner,
     )  # fmt: skip
     product(
-        kernels, frame, entry_of(layer, ADAPT_DOWN), counter + 4, rank, ending, frame[GATED], tokens, inner,
+        kernels, frame, entry_of(layer, ADAPT_DOWN), counter + _DOWN, rank, ending, frame[GATED], tokens, inner,
         simd.load_int64(weights + LAYER_DOWN * 8), simd.load_int64(weights + LAYER_DOWN_BIAS * 8), hidden, branch,
         hidden,
     )  # fmt: skip
-    if after:
-        _add_branch(frame, simd.load_int64(weights + LAYER_POST_MLP_NORM * 8), first, last)
 
 
 @kernel
 def _step(kernels: Any, frame: Any, rank: int) -> None:
-    tokens, hidden, size = frame[TOKENS], frame[HIDDEN], frame[SIZE]
-    first, last = tokens * rank // size, tokens * (rank + 1) // size
     enter(kernels, frame)
-    for row in range(first, last):
-        token = np.int64(simd.load_int32(frame[TOKEN_IDS] + row * 4))
-        embed(kernels, frame, frame[EMBEDDING], token, hidden, frame[RESIDUAL] + row * hidden * 4)
-    for layer in range(frame[NUM_LAYERS]):
-        _layer(kernels, frame, rank, layer, first, last)
-    if frame[POST_NORMS] or frame[EXPERTS]:
-        # Each thread has added to its own rows; now it reads others'.
-        sync.barrier(frame[CONTROL], size)
-    wanted = frame[NUM_LOGITS]
-    epsilon = simd.load_float(frame[EPSILON])
-    for index in range(wanted * rank // size, wanted * (rank + 1) // size):
-        row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
-        source = frame[RESIDUAL] + row * hidden * 4
-        normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
-    sync.barrier(frame[CONTROL], size)
+    layers = frame[NUM_LAYERS]
+    for layer in range(layers):
+        _layer(kernels, frame, rank, layer)
+    counter = layers * COUNTERS_PER_LAYER
+    counters = frame[COUNTERS] + counter * COUNTER_BYTES
+    branch_norm = _branch_norm(frame, layers - 1)
+    if branch_norm:
+        _go_on_rows(kernels, frame, rank, branch_norm, 0, counters + _LAST_ROWS * COUNTER_BYTES)
+    _logit_rows(kernels, frame, rank, counters + _LOGIT_ROWS * COUNTER_BYTES)
     product(
-        kernels, frame, NO_ADAPTER, frame[NUM_LAYERS] * COUNTERS_PER_LAYER, rank, frame[HEAD_ENDING], frame[NORMED],
-        wanted, hidden, frame[HEAD], 0, frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
+        kernels, frame, NO_ADAPTER, counter + _HEAD, rank, frame[HEAD_ENDING], frame[NORMED], frame[NUM_LOGITS],
+        frame[HIDDEN], frame[HEAD], 0, frame[VOCAB_COLUMNS], frame[LOGITS], frame[VOCAB_COLUMNS],
     )  # fmt: skip
     leave(kernels)
 
@@ -239,16 +314,20 @@ def source_fingerprint() -> str:
 
 def _run(kernels: Any, frame: Any, rank: int) -> None:
     """Rank 0 runs one step and returns; other ranks serve steps until the team closes."""
+    control = frame[CONTROL]
     if rank == 0:
-        sync.next_generation(frame[CONTROL])
+        sync.open_step(control)
         _step(kernels, frame, rank)
+        sync.close_step(control)
         return
     seen = 0
     while True:
-        seen = sync.await_generation(frame[CONTROL], seen)
+        seen = sync.await_generation(control, seen)
         if seen < 0:
             return
-        _step(kernels, frame, rank)
+        if sync.enter_step(control, seen):
+            _step(kernels, frame, rank)
+            sync.leave_step(control)
 
 
 # Numba's cache looks at this file alone; the name makes it see a change of any kernel module.

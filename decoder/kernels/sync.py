@@ -1,7 +1,11 @@
-"""A team of threads that runs one compiled function together: atomics, a barrier and the team itself.
+"""A team of threads that runs one compiled function together: atomics, phases of tasks, a barrier and the team itself.
 
-Invariant: all threads of a team pass the same barriers in the same order. Waiting spins for some microseconds and
-then sleeps in the kernel (futex), because other processes share the CPUs. Workers hold no interpreter lock.
+A step is a row of phases. Tasks of a phase are taken from a counter by whoever is there, and the phase is over when all
+are done: a thread that lost its core between two tasks, or has not woken yet, keeps nobody waiting. Phases whose work
+is divided beforehand end at a barrier, which waits for every thread. Invariants: all threads pass the same phases and
+barriers in the same order; a step's memory is not touched by a thread that comes after its end. Waiting spins for some
+microseconds and then sleeps in the kernel (futex), because other processes share the CPUs. Workers hold no interpreter
+lock.
 """
 
 # Types inside kernels are inferred by numba.
@@ -36,7 +40,11 @@ STOP: Final = 1 * _LINE
 ARRIVED: Final = 2 * _LINE
 PHASE: Final = 3 * _LINE
 SLEEPERS: Final = 4 * _LINE
-CONTROL_WORDS: Final = 5 * _LINE
+INSIDE: Final = 5 * _LINE  # workers in a step
+CONTROL_WORDS: Final = 6 * _LINE
+
+_FROM_BACK: Final = 1 << 32  # a counter of tasks taken: those from the front, and those from the back in the upper half
+_DONE: Final = 8  # bytes from a phase's counter of tasks taken, int64, to that of tasks done, int32
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -97,6 +105,15 @@ _FUTEX: Final = _SYS_FUTEX.get(platform.machine(), -1)
 
 
 @kernel
+def _sleep(address: int, value: int) -> None:
+    """Until woken, unless the int32 at `address` differs from `value`; may return early."""
+    if _FUTEX < 0:
+        _sched_yield()
+    else:
+        _syscall(_FUTEX, address, _FUTEX_WAIT_PRIVATE, value, 0, 0, 0)
+
+
+@kernel
 def wait_while(address: int, value: int, sleepers: int) -> None:
     """Return once the int32 at `address` differs from `value`. `sleepers` counts who may need a wake-up call."""
     for _ in range(_SPINS):
@@ -105,10 +122,7 @@ def wait_while(address: int, value: int, sleepers: int) -> None:
         pause()
     fetch_add_int32(sleepers, np.int32(1))
     while load_atomic(address) == value:
-        if _FUTEX < 0:
-            _sched_yield()
-        else:
-            _syscall(_FUTEX, address, _FUTEX_WAIT_PRIVATE, value, 0, 0, 0)
+        _sleep(address, value)
     fetch_add_int32(sleepers, np.int32(-1))
 
 
@@ -134,6 +148,83 @@ def barrier(control: int, size: int) -> None:
 
 
 @kernel
+def take_next(counter: int) -> int:
+    """The number of the next task of the phase whose counters are at `counter`; past the last there are more."""
+    return fetch_add_int64(counter, 1)
+
+
+@kernel
+def take_task(counter: int, tasks: int, rank: int) -> int:
+    """A task of the phase whose counters are at `counter`, or `tasks` where none is left.
+
+    Even ranks take them from the front and odd ones from the back, so that neighbours mostly have one thread: what it
+    reads is one stream, and few cache lines are written by two.
+    """
+    odd = rank & 1
+    taken = fetch_add_int64(counter, _FROM_BACK if odd else 1)
+    front, back = taken & (_FROM_BACK - 1), taken >> 32
+    if front + back >= tasks:
+        return tasks
+    return tasks - 1 - back if odd else front
+
+
+@kernel
+def end_phase(control: int, counter: int, mine: int, tasks: int) -> None:
+    """Say that this thread has done `mine` of a phase's `tasks` tasks, and return when all of them are done."""
+    done, sleepers = counter + _DONE, control + 4 * SLEEPERS
+    if mine > 0 and fetch_add_int32(done, np.int32(mine)) + mine == tasks:
+        wake_all(done, sleepers)
+        return
+    for _ in range(_SPINS):
+        if load_atomic(done) == tasks:
+            return
+        pause()
+    fetch_add_int32(sleepers, np.int32(1))
+    while True:
+        seen = load_atomic(done)
+        if seen == tasks:
+            break
+        _sleep(done, seen)
+    fetch_add_int32(sleepers, np.int32(-1))
+
+
+@kernel
+def open_step(control: int) -> None:
+    """Let the workers in: the generation is odd from now on."""
+    next_generation(control)
+
+
+@kernel
+def close_step(control: int) -> None:
+    """Let no worker in any more, and return when all are out. Its counters may be reset then."""
+    fetch_add_int32(control + 4 * GENERATION, np.int32(1))
+    while True:
+        inside = load_atomic(control + 4 * INSIDE)
+        if inside == 0:
+            return
+        wait_while(control + 4 * INSIDE, inside, control + 4 * SLEEPERS)
+
+
+@kernel
+def enter_step(control: int, generation: int) -> bool:
+    """Go into the step of that generation; False where it is over. Who went in must `leave_step`."""
+    if generation & 1 == 0:
+        return False
+    fetch_add_int32(control + 4 * INSIDE, np.int32(1))
+    if load_atomic(control + 4 * GENERATION) == generation:
+        return True
+    leave_step(control)
+    return False
+
+
+@kernel
+def leave_step(control: int) -> None:
+    """Say that this worker touches nothing of the step any more."""
+    fetch_add_int32(control + 4 * INSIDE, np.int32(-1))
+    wake_all(control + 4 * INSIDE, control + 4 * SLEEPERS)
+
+
+@kernel
 def await_generation(control: int, seen: int) -> int:
     """Sleep until the generation differs from `seen`; the new generation, or -1 when the team is closed."""
     wait_while(control + 4 * GENERATION, seen, control + 4 * SLEEPERS)
@@ -144,7 +235,7 @@ def await_generation(control: int, seen: int) -> int:
 
 @entry
 def next_generation(control: int) -> None:
-    """Release the workers for one run."""
+    """Make the generation another one, and wake who waits for that."""
     fetch_add_int32(control + 4 * GENERATION, np.int32(1))
     wake_all(control + 4 * GENERATION, control + 4 * SLEEPERS)
 
@@ -164,7 +255,7 @@ class Team:
         self._threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[int], None]) -> None:
-        """Start the workers: `work(rank)` for ranks 1 and up must serve runs until `await_generation` gives -1."""
+        """Start the workers: `work(rank)` for ranks 1 and up must serve steps until `await_generation` gives -1."""
         for rank in range(1, self.size):
             thread = threading.Thread(target=_compute, args=(work, rank), name=f"tessera-step-{rank}", daemon=True)
             self._threads.append(thread)

@@ -81,7 +81,7 @@ class Workspace:
             frame[f.SHARED_INNER] = round_up(experts.shared, 32)
         self._tile_config = np.frombuffer(amx.full_tiles(), np.uint8).copy()
         frame[f.TILE_CONFIG] = self._tile_config.ctypes.data
-        self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + 1) * f.COUNTER_BYTES)
+        self._counters = aligned((config.num_layers * step.COUNTERS_PER_LAYER + step.LAST_COUNTERS) * f.COUNTER_BYTES)
         frame[f.COUNTERS] = self._counters.ctypes.data
         self._set_scratch(threads, layout)
         self._regions = Regions(layout, frame) if layout.grouped else None

@@ -13,6 +13,7 @@ from decoder.kernels.compiled import entry
 from decoder.kernels.linear import ADD, linear
 from decoder.kernels.rows import store_input
 from decoder.kernels.step import enter, leave
+from decoder.kernels.sync import CONTROL_WORDS
 from decoder.models.packing import Memory, pack, to_bfloat16
 from tests.decoder.amx_emulation import emulate
 
@@ -39,8 +40,8 @@ def _product(
     pair_bytes = DEPTH * 32 * (4 if simd.load_int64(counter + 64) else 2)
     # One thread stands for all of a team: it takes every task.
     linear(
-        kernels, words, frame.NO_ADAPTER, counter, size, scratch, ADD, inputs, rows, DEPTH, weights, 0, COLUMNS // 32,
-        pair_bytes, out, COLUMNS, 0,
+        kernels, words, frame.NO_ADAPTER, counter, 0, size, scratch, ADD, inputs, rows, DEPTH, weights, 0,
+        COLUMNS // 32, pair_bytes, out, COLUMNS, 0,
     )  # fmt: skip
     leave(kernels)
 
@@ -49,6 +50,8 @@ def _run(kernels: sets.Kernels, values: NDArray[np.float32], packed: NDArray[Any
     words = np.zeros(frame.FRAME_WORDS, np.int64)
     configuration = np.frombuffer(amx.full_tiles(), np.uint8).copy()
     words[frame.TILE_CONFIG] = configuration.ctypes.data
+    control = np.zeros(CONTROL_WORDS, np.int32)
+    words[frame.CONTROL] = control.ctypes.data
     counter = np.zeros(16, np.int64)
     counter[8] = isinstance(kernels, sets.Float32Kernels)
     rows = len(values)

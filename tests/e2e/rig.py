@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -36,34 +35,13 @@ from tests.e2e.prompts import CANARIES
 START_SECONDS = 180.0  # a first start compiles kernels
 QUIET_SECONDS = 2.0  # cases.md
 ADMIN_SECONDS = 20.0
-LEAST_PORT = 10_000
-
-_marks: list[socket.socket] = []  # names of the ports that this process has, until it ends
-
-
-def unassigned_ports() -> list[int]:
-    """Ports that the system gives to nobody who does not name them; all, where it is set to give out every one."""
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    every = range(LEAST_PORT, 2**16)
-    return [port for port in every if not first <= port <= last] or list(every)
 
 
 def free_port() -> int:
-    """A TCP port that is free, and stays so for this process alone while a gateway that was killed does not hold it: no
-    other process is given it by the system, which takes those of a range, or by this function, which marks it."""
-    ports = unassigned_ports()
-    for port in random.sample(ports, len(ports)):
-        mark = socket.socket(socket.AF_UNIX)
-        try:
-            mark.bind(f"\0tessera-e2e-port-{port}")
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            mark.close()
-            continue
-        _marks.append(mark)
-        return port
-    raise RuntimeError(f"none of {len(ports)} ports is free")
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def serves(target: str, within: float = 2.0) -> bool:
