@@ -32,8 +32,8 @@ MODELS = {
 BLOCK_TOKENS = 16
 ROWS = 1024
 MOVED_BLOCKS = 512
-DOTS = "-dots"  # all products are dot products: behind bfloat16 of pairs, and of bfloat16 queries; behind int8 of bytes
-ALL_STORAGES = (*KV_DTYPES, "bfloat16" + DOTS, "int8" + DOTS)
+DOTS = "-dots"  # all products are dot products, beside int8 of bytes, else of pairs of bfloat16
+ALL_STORAGES = (*KV_DTYPES, "bfloat16" + DOTS, "int8" + DOTS, "fp8_e4m3" + DOTS)
 _TORCH = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -59,8 +59,8 @@ def kv_dtype(storage: str) -> str:
 
 def kernels_of(storage: str) -> sets.DotKernels | sets.Float32Kernels | None:
     """The kernel set that a name of ALL_STORAGES asks for; None is that of float32 inputs."""
-    if storage == "int8" + DOTS:
-        return sets.Float32Kernels(sets.Int8DotStorage())
+    if kv_dtype(storage) in _TORCH and storage.endswith(DOTS):
+        return sets.Float32Kernels(sets.Int8DotStorage() if storage == "int8" + DOTS else sets.Float8DotStorage())
     return sets.DotKernels() if storage.endswith(DOTS) else None
 
 

@@ -1,10 +1,10 @@
-"""Attention of a tile of at most sixteen query rows over one span of int8 keys and values, by dot products of bytes.
+"""Attention of a tile of at most sixteen query rows over one span of int8 or fp8 keys and values, by dot products.
 
-As `attention_rows.py`, without widening: queries, and softmax weights times the scales of values, are whole numbers of
-16 bits of a unit of their row, in digits of eight bits, and sums of products are exact. So they do not depend on what
-is computed beside a row, nor on what lies in bytes whose weights are zero. A tile alone (a decode) reads keys and
-values where they lie, and asks for runs that it reads later; several tiles (a prefill, a shared prefix) share panels
-of keys.
+As `attention_rows.py`, without widening. Beside int8 queries, and softmax weights times the scales of values, are whole
+numbers of 16 bits of a unit of their row, in digits of eight bits, and sums of products are exact. Beside fp8 they are
+rounded to bfloat16 and multiplied in pairs, with float32 sums in one order. Bytes whose weights are zero add zeros,
+whatever they are. A tile alone (a decode) reads keys and values where they lie, and asks for runs that it reads later;
+several tiles (a prefill, a shared prefix) share panels of keys.
 Called by `attention_forms.py` alone, on scratch memory of one thread.
 """
 
@@ -20,15 +20,16 @@ import numpy as np
 from decoder.kernels import simd
 from decoder.kernels.attention_alone import FEWER_AHEAD, SCALES_LISTED, SCORE_ROW, list_runs
 from decoder.kernels.attention_bytes_softmax import (
-    query_digits,
+    CONSTANTS,
+    lay_out_weights,
+    query_unit_of,
     scale_scores,
     scaled_weights,
-    weight_digits,
 )
 from decoder.kernels.attention_panels import VALUE_SCALES, copy_small_rows, take_noted_scales, take_scales
 from decoder.kernels.attention_state import AHEAD, merge_rows, prefetch_rows
 from decoder.kernels.byte_dots import DIGITS
-from decoder.kernels.byte_products import asking_key_product, finish_values, key_product, value_product
+from decoder.kernels.byte_products import finish_values, key_product, value_product
 from decoder.kernels.compiled import kernel
 from decoder.kernels.frame import (
     AT_KEYS,
@@ -55,27 +56,18 @@ from decoder.kernels.panels import pack_words, pack_words_asking
 
 _SMALL_RUN: Final = 1024  # bytes of a run of which RUNS_AHEAD are asked for ahead
 _KEYS_TOGETHER: Final = 2 * RUN  # keys that are packed, then multiplied
-_CONSTANTS: Final = 16  # bytes at the end of a query's row: what its digits' sums begin with, then its unit
 _UNITS: Final = 2 * VALUE_SCALES + 64  # behind the scales: the unit of each row's weights
 _RUNS_AT: Final = _UNITS + 64  # and where the list has the span's first run of values
 _DIGITS_AT: Final = 4096  # and digits of weights
-_WEIGHT_ROW: Final = DIGITS * SPAN + 64  # bytes; the line apart keeps rows in different sets of the cache
+_WEIGHT_ROW: Final = (
+    DIGITS * SPAN + 64
+)  # bytes of digits or of bfloat16; the line apart keeps rows in different sets of the cache
 
 
 @kernel
 def _distance(row_bytes: int) -> int:
     """Bytes in the list of runs from the one that is read to the one that is asked for."""
     return (RUNS_AHEAD if RUN * row_bytes <= _SMALL_RUN else FEWER_AHEAD) * 8
-
-
-@kernel
-def take_queries(source: int, head_dim: int, lanes: int, target: int) -> None:
-    """Take in `lanes` float32 query rows as digits."""
-    for lane in range(lanes):
-        row = target + lane * head_dim * 4
-        constants = row + head_dim * 4 - _CONSTANTS
-        unit = query_digits(source + lane * head_dim * 4, head_dim, row, constants)
-        simd.store_float(constants + 12, unit)
 
 
 @kernel
@@ -142,9 +134,10 @@ def _scores_in_place(
             ahead = simd.load_int64(place + distance)
             pack_words_asking(rows_at, row_bytes, head_dim >> 2, panels + (key - group) * head_dim, ahead)
             place += 8
-        asking_key_product(
-            queries, head_dim * 4, head_dim, head_dim * 4 - _CONSTANTS, rows, panels, head_dim * RUN,
-            (last - group + 15) >> 4, head_dim >> 2, wanted, scratch + frame[AT_SCORES] + group * 4, SCORE_ROW,
+        key_product(
+            kernels, queries, head_dim * 4, head_dim, head_dim * 4 - CONSTANTS, rows, panels,
+            head_dim * RUN, (last - group + 15) >> 4, head_dim >> 2, wanted, scratch + frame[AT_SCORES] + group * 4,
+            SCORE_ROW,
         )  # fmt: skip
 
 
@@ -168,14 +161,14 @@ def attend_tile(
     else:
         first = begin >> 4
         key_product(
-            queries, head_dim * 4, head_dim, head_dim * 4 - _CONSTANTS, rows,
+            kernels, queries, head_dim * 4, head_dim, head_dim * 4 - CONSTANTS, rows,
             scratch + frame[AT_KEYS] + first * head_dim * RUN, head_dim * RUN, ((keys + 15) >> 4) - first,
-            head_dim >> 2, table + first * 64, SCORE_ROW,
+            head_dim >> 2, 0, table + first * 64, SCORE_ROW,
         )  # fmt: skip
     statistics, scale, digits = scratch + frame[AT_STATISTICS], simd.load_float(frame[SCALE]), scales + _DIGITS_AT
     for row in range(rows):
         bound = np.int64(simd.load_int32(limits + row * 4)) - start
-        query_unit = simd.load_float(queries + (row + 1) * head_dim * 4 - 4)
+        query_unit = query_unit_of(kernels, queries + row * head_dim * 4, head_dim)
         top = scale_scores(
             table + row * SCORE_ROW, begin, keys, bound - window, bound, scales, query_unit, frame[SCORE_CAP]
         )  # fmt: skip
@@ -189,14 +182,15 @@ def attend_tile(
         simd.store_float(scales + _UNITS + row * 4, unit)
     for row in range(rows):
         unit = simd.load_float(scales + _UNITS + row * 4)
-        weight_digits(table + row * SCORE_ROW, begin, keys, unit, digits + row * _WEIGHT_ROW, SPAN)
+        unit = lay_out_weights(kernels, table + row * SCORE_ROW, begin, keys, unit, digits + row * _WEIGHT_ROW)
+        simd.store_float(scales + _UNITS + row * 4, unit)
     output = scratch + frame[AT_OUTPUT]
-    _weigh_values(frame, scratch, begin, keys, rows)
+    _weigh_values(kernels, frame, scratch, begin, keys, rows)
     merge_rows(state, head_dim, output, statistics, rows, statistics + 128)
 
 
 @kernel
-def _weigh_values(frame: Any, scratch: int, begin: int, keys: int, rows: int) -> None:
+def _weigh_values(kernels: Any, frame: Any, scratch: int, begin: int, keys: int, rows: int) -> None:
     """Weighted values of a tile's rows at AT_OUTPUT, float32 [row, head_dim]."""
     head_dim, scales, output = frame[HEAD_DIM], scratch + frame[AT_WEIGHTS], scratch + frame[AT_OUTPUT]
     # Behind the values of small blocks, which are copied together.
@@ -204,10 +198,10 @@ def _weigh_values(frame: Any, scratch: int, begin: int, keys: int, rows: int) ->
     for offset in range(0, rows * DIGITS * digit_bytes, 64):
         simd.store_floats(sums + offset, simd.splat(np.float32(0.0)))
     value_product(
-        scales + _DIGITS_AT, _WEIGHT_ROW, SPAN, rows, simd.load_int64(scales + _RUNS_AT), frame[ROW_BYTES],
+        kernels, scales + _DIGITS_AT, _WEIGHT_ROW, SPAN, rows, simd.load_int64(scales + _RUNS_AT), frame[ROW_BYTES],
         head_dim >> 4, begin >> 2, (keys + 3) >> 2, _distance(frame[ROW_BYTES]), sums, DIGITS * digit_bytes,
         digit_bytes,
     )  # fmt: skip
     for row in range(rows):
         unit, place = simd.load_float(scales + _UNITS + row * 4), output + row * digit_bytes
-        finish_values(sums, DIGITS * digit_bytes, digit_bytes, row, head_dim, unit, place)
+        finish_values(kernels, sums, DIGITS * digit_bytes, digit_bytes, row, head_dim, unit, place)

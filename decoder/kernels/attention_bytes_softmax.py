@@ -1,9 +1,9 @@
-"""From scores of one query row to softmax weights as digits of whole numbers, with the scales of values in them.
+"""Queries, and softmax weights times the scales of values, of one row, as they are multiplied with stored bytes.
 
 As `attention_softmax.py`, whose sums these are. A weight times its value's scale is a whole number of the row's unit,
-which is so large that none is above UNSIGNED_PEAK. Which keys around the row's own were computed says nothing. A tile
-takes each step for all rows: the shorter a row's work, the more rows overlap.
-Called by `attention_bytes.py` alone.
+which is so large that none is above UNSIGNED_PEAK, in digits; beside fp8 it is rounded to bfloat16. Which keys around
+the row's own were computed says nothing. A tile takes each step for all rows: the shorter a row's work, the more rows
+overlap. Called by `attention_bytes.py` and, for queries, `attention_forms.py`.
 """
 
 # Types inside kernels are inferred by numba.
@@ -11,15 +11,18 @@ Called by `attention_bytes.py` alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from decoder.kernels import byte_dots, simd
+from decoder.kernels import byte_dots, byte_pairs, simd
 from decoder.kernels.attention_state import NOTHING
 from decoder.kernels.byte_dots import DIGITS, SIGNED_PEAK, UNSIGNED_PEAK
-from decoder.kernels.compiled import inlined, kernel
-from decoder.kernels.frame import CAP_SIZE_OFFSET
+from decoder.kernels.compiled import inlined, inlined_variant, kernel, variant
+from decoder.kernels.frame import CAP_SIZE_OFFSET, SPAN
+from decoder.kernels.sets import Float8Storage, storage
+
+CONSTANTS: Final = 16  # bytes at the end of a query's digits: what their sums begin with, then the query's unit
 
 
 @inlined
@@ -50,6 +53,14 @@ def query_digits(source: int, columns: int, target: int, first: int) -> float:
             simd.store_int32(first + digit * 4, np.int32(simd.load_int32(first + digit * 4) - total * 128))
             number = rest
     return simd.reduce_max(unit)
+
+
+@kernel
+def query_pairs(source: int, columns: int, target: int) -> None:
+    """A float32 row rounded to bfloat16, in pairs."""
+    for column in range(0, columns, 16):
+        vector = byte_pairs.in_pairs(simd.load_floats(source + column * 4))
+        simd.store_bf16(target + column * 2, vector)
 
 
 @kernel
@@ -105,3 +116,70 @@ def weight_digits(row: int, begin: int, keys: int, unit: float, weights: int, di
         for digit in range(DIGITS):
             byte_dots.store_bytes(weights + digit * digit_bytes + key, number)
             number = byte_dots.unsigned_rest(number)
+
+
+@kernel
+def weight_pairs(row: int, begin: int, keys: int, weights: int) -> None:
+    """As `weight_digits`, weights rounded to bfloat16, in pairs."""
+    for key in range(begin & ~15, keys, 16):
+        vector = byte_pairs.in_pairs(simd.load_floats(row + key * 4))
+        simd.store_bf16(weights + key * 2, vector)
+
+
+def take_queries(kernels: Any, source: int, head_dim: int, lanes: int, target: int) -> None:
+    """Take in `lanes` float32 query rows as they are multiplied."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(take_queries)
+def _take_queries(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any) -> Any:
+    if storage(kernels) is Float8Storage:
+
+        def pairs(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any) -> None:
+            for lane in range(lanes):
+                query_pairs(source + lane * head_dim * 4, head_dim, target + lane * head_dim * 4)
+
+        return pairs
+
+    def digits(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: Any) -> None:
+        for lane in range(lanes):
+            row = target + lane * head_dim * 4
+            constants = row + head_dim * 4 - CONSTANTS
+            unit = query_digits(source + lane * head_dim * 4, head_dim, row, constants)
+            simd.store_float(constants + 12, unit)
+
+    return digits
+
+
+def query_unit_of(kernels: Any, row: int, head_dim: int) -> float:
+    """What the numbers of a query are multiples of."""
+    raise NotImplementedError("compiled code only")
+
+
+@inlined_variant(query_unit_of)
+def _query_unit_of(kernels: Any, row: Any, head_dim: Any) -> Any:
+    if storage(kernels) is Float8Storage:
+        return lambda kernels, row, head_dim: np.float32(1.0)
+    return lambda kernels, row, head_dim: simd.load_float(row + head_dim * 4 - 4)
+
+
+def lay_out_weights(kernels: Any, row: int, begin: int, keys: int, unit: float, weights: int) -> float:
+    """Weights of one row as they are multiplied; returns what they are multiples of."""
+    raise NotImplementedError("compiled code only")
+
+
+@variant(lay_out_weights)
+def _lay_out_weights_of(kernels: Any, row: Any, begin: Any, keys: Any, unit: Any, weights: Any) -> Any:
+    if storage(kernels) is Float8Storage:
+
+        def pairs(kernels: Any, row: Any, begin: Any, keys: Any, unit: Any, weights: Any) -> Any:
+            weight_pairs(row, begin, keys, weights)
+            return np.float32(1.0)
+
+        return pairs
+
+    def digits(kernels: Any, row: Any, begin: Any, keys: Any, unit: Any, weights: Any) -> Any:
+        weight_digits(row, begin, keys, unit, weights, SPAN)
+        return unit
+
+    return digits

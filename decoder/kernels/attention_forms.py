@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from decoder.kernels import attention_bytes, attention_dots, attention_rows, attention_tiles, simd
+from decoder.kernels import (
+    attention_bytes,
+    attention_bytes_softmax,
+    attention_dots,
+    attention_rows,
+    attention_tiles,
+    simd,
+)
 from decoder.kernels.attention_products import pack_queries
 from decoder.kernels.attention_state import clear_lines, merge_rows
 from decoder.kernels.compiled import kernel, variant
@@ -43,8 +50,8 @@ def _take_queries(kernels: Any, source: Any, head_dim: Any, lanes: Any, target: 
             source, head_dim, lanes, target + tile * 16 * head_dim * 2
         )
     if byte_attention(kernels):
-        return lambda kernels, source, head_dim, lanes, target, tile: attention_bytes.take_queries(
-            source, head_dim, lanes, target + tile * 16 * head_dim * 4
+        return lambda kernels, source, head_dim, lanes, target, tile: attention_bytes_softmax.take_queries(
+            kernels, source, head_dim, lanes, target + tile * 16 * head_dim * 4
         )
     if float32_inputs(kernels):
 

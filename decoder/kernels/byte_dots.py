@@ -3,7 +3,8 @@
 A float32 row becomes whole numbers of a unit of its own, and those DIGITS digits to the base 256: a sum of products of
 such digits with int8 elements is exact in 32 bits, in any order. A word is an int32 lane of four bytes, the first
 lowest. CPUs without AVX-512's dot products of bytes (VNNI) multiply and add instead: slower, so that no set is chosen
-for it there, but it can be tried anywhere. Called by `byte_tiles.py` and `attention_bytes.py`.
+for it there, but it can be tried anywhere. Called by `byte_forms.py`,
+`byte_products.py` and `attention_bytes_softmax.py`.
 """
 
 # Types inside kernels are inferred by numba.

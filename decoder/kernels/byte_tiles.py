@@ -1,7 +1,8 @@
-"""Register tiles of dot products of bytes: a few rows of digits by a few vectors of words, with sums in registers.
+"""Register tiles of products of stored bytes: a few rows by a few vectors of words, with sums in registers.
 
-Each vector of words is loaded once and used by all digits of all rows. Sums are whole numbers, so that neither the
-shape of a tile nor the order says anything. Called by `byte_products.py`.
+A word is an int32 lane of four bytes that are neighbours. A row of numbers is one row or more of digits, and each has
+its sums (`byte_forms.py`). Each vector of words is loaded once and used by all rows. Called by
+`byte_products.py`.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -10,28 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llvmlite import ir
 
-from decoder.kernels import simd
-from decoder.kernels.byte_dots import DIGITS, emit_dot, emit_number, emit_offset
+from decoder.kernels import byte_dots, simd
+from decoder.kernels.byte_dots import DIGITS
+from decoder.kernels.byte_forms import ByteForm
 from decoder.kernels.compiled import defined, function
 from decoder.kernels.register_tiles import add_incoming, load_address
 
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
-_VI32, _LINE_BYTES = ir.VectorType(_I32, simd.LANES), ir.VectorType(_I8, 4 * simd.LANES)
-_PART_BYTES, _WORDS = ir.VectorType(_I8, simd.LANES), ir.VectorType(ir.IntType(16), 2 * simd.LANES)
-_SUMS: Final = 24  # registers of a tile's sums
+_VI32, _VF32 = ir.VectorType(_I32, simd.LANES), ir.VectorType(ir.FloatType(), simd.LANES)
+_LINE_BYTES, _PART_BYTES = ir.VectorType(_I8, 4 * simd.LANES), ir.VectorType(_I8, simd.LANES)
+_WORDS = ir.VectorType(ir.IntType(16), 2 * simd.LANES)
 _LINE: Final = 64
 _PLACE: Final = 8  # bytes of an address in a list of runs
 _Emit = Callable[[Any, int, int, Any], None]
-
-MOST_ROWS: Final = _SUMS // (2 * DIGITS)
-"""Rows of a tile at most."""
-
-WIDE: Final = tuple(4 if rows * DIGITS * 4 <= _SUMS else 2 for rows in range(MOST_ROWS + 1))
-"""The most vectors of a tile, by its rows."""
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:
@@ -42,56 +38,70 @@ def _apart(builder: Any, start: Any, distance: Any, count: int) -> list[Any]:
     return [builder.add(start, builder.mul(distance, _I64(index))) for index in range(count)]
 
 
-def _digit_rows(builder: Any, a: Any, a_row: Any, a_digit: Any, rows: int) -> list[Any]:
+def _digit_rows(builder: Any, a: Any, a_row: Any, a_digit: Any, rows: int, digits: int) -> list[Any]:
     """Addresses [row, digit]."""
-    return [digit for row in _apart(builder, a, a_row, rows) for digit in _apart(builder, row, a_digit, DIGITS)]
+    return [digit for row in _apart(builder, a, a_row, rows) for digit in _apart(builder, row, a_digit, digits)]
 
 
 def _spread(builder: Any, address: Any) -> Any:
     return simd._emit_splat(builder, _load(builder, address, _I32), _VI32)
 
 
-def _key_tile(asking: bool) -> _Emit:
+def _added(
+    builder: Any, form: ByteForm, places: list[Any], step: Any, terms: list[list[Any]], sums: list[Any], key: bool
+) -> list[Any]:
+    """`sums` [row, digit, vector] plus products of each digit row's numbers of a step with the vectors' terms."""
+    results, vectors = list(sums), len(terms)
+    for index, place in enumerate(places):
+        first = index * vectors
+        for number in range(form.terms):
+            offset = builder.add(builder.mul(step, _I64(4 * form.terms)), _I64(4 * number))
+            digits = _spread(builder, builder.add(place, offset))
+            for vector, words in enumerate(terms):
+                total = results[first + vector]
+                results[first + vector] = form.product(builder, words[number], digits, total, key)
+    return results
+
+
+def _key_tile(form: ByteForm, asking: bool) -> _Emit:
     """c[rows, vectors * 16] = a[rows, steps] by panels [vector][step][16] of words, as float32 numbers of a's unit.
 
-    `first` is the bytes from a row's start to what its digits' sums begin with: so bytes of the panels count as signed.
-    Asking, `ahead` is the address of a list of runs, one for each vector, whose second halves are asked for.
+    `first` is the bytes from a row's start to what its digits' sums begin with, if they are whole numbers: so bytes of
+    the panels count as signed. Asking, `ahead` is the address of a list of runs, one for each vector, whose second
+    halves are asked for.
     """
 
     def emit(builder: Any, rows: int, vectors: int, args: Any) -> None:
         a, a_row, a_digit, first, b, b_vector, steps, ahead, c, c_row = args
-        places = _digit_rows(builder, a, a_row, a_digit, rows)
+        places = _digit_rows(builder, a, a_row, a_digit, rows, form.sums)
         b_vectors = _apart(builder, b, b_vector, vectors)
         half = builder.shl(steps, _I64(5))
         wanted = [builder.add(load_address(builder, ahead, vector), half) for vector in range(vectors)] * asking
-        begins = _digit_rows(builder, builder.add(a, first), a_row, _I64(4), rows)
-        begin = [value for place in begins for value in [_spread(builder, place)] * vectors]
+        begin = [ir.Constant(_VF32, [0.0] * simd.LANES)] * (rows * vectors)
+        if form.sums == DIGITS:
+            begins = _digit_rows(builder, builder.add(a, first), a_row, _I64(4), rows, form.sums)
+            begin = [value for place in begins for value in [_spread(builder, place)] * vectors]
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
-        step, sums = builder.phi(_I64), [builder.phi(_VI32) for _ in begin]
+        step, sums = builder.phi(_I64), [builder.phi(form.total) for _ in begin]
         for start in wanted:
             simd._emit_prefetch(builder, builder.add(start, builder.shl(step, _I64(5))))
         results = sums
         for turn in range(2):
             here = builder.add(step, _I64(turn))
-            x, y = builder.shl(here, _I64(2)), builder.shl(here, _I64(6))
-            words = [emit_offset(builder, _load(builder, builder.add(start, y), _VI32)) for start in b_vectors]
-            found = []
-            for index, place in enumerate(places):
-                digits = _spread(builder, builder.add(place, x))
-                for vector, word in enumerate(words):
-                    found.append(emit_dot(builder, word, digits, results[index * vectors + vector]))
-            results = found
+            offset = builder.shl(here, _I64(6))
+            terms = [form.keys(builder, _load(builder, builder.add(start, offset), _VI32)) for start in b_vectors]
+            results = _added(builder, form, places, here, terms, results, True)
         following = builder.add(step, _I64(2))
         add_incoming([(step, _I64(0), following), *zip(sums, begin, results, strict=True)], before, loop)
         builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
         builder.position_at_end(after)
         for row, start in enumerate(_apart(builder, c, c_row, rows)):
             for vector in range(vectors):
-                digits = [results[(row * DIGITS + digit) * vectors + vector] for digit in range(DIGITS)]
-                target = builder.add(start, _I64(vector * _LINE))
-                simd._emit_store_f32(builder, target, emit_number(builder, digits))
+                found = [results[(row * form.sums + digit) * vectors + vector] for digit in range(form.sums)]
+                number = byte_dots.emit_number(builder, found) if form.sums == DIGITS else found[0]
+                simd._emit_store_f32(builder, builder.add(start, _I64(vector * _LINE)), number)
 
     return emit
 
@@ -127,18 +137,19 @@ def _words_of_part(builder: Any, rows: list[Any]) -> list[Any]:
     return [builder.bitcast(builder.shuffle_vector(*pairs, ir.Constant(ir.VectorType(_I32, 64), order)), _VI32)]
 
 
-def _value_tile(kind: str) -> _Emit:
-    """c[rows, digits, vectors * 16] += a[rows, begin to end] by the same fours of rows of the runs, `b_row` bytes each.
+def _value_tile(form: ByteForm, kind: str) -> _Emit:
+    """c[rows, sums, vectors * 16] += a[rows, begin to end] by the same fours of rows of the runs, `b_row` bytes each.
 
     `skip` is the bytes from a row's start to the elements, `ahead` those in the list to the run to ask for.
     """
 
     def emit(builder: Any, rows: int, vectors: int, args: Any) -> None:
         a, a_row, a_digit, runs, skip, b_row, begin, end, ahead, c, c_row, c_digit = args
-        digit_rows = _digit_rows(builder, a, a_row, a_digit, rows)
+        digit_rows = _digit_rows(builder, a, a_row, a_digit, rows, form.sums)
         places = [
-            builder.inttoptr(builder.add(start, _I64(vector * _LINE)), _VI32.as_pointer())
-            for start in _digit_rows(builder, c, c_row, c_digit, rows)
+            builder.inttoptr(builder.add(start, _I64(vector * _LINE)), form.total.as_pointer())
+            for row in _apart(builder, c, c_row, rows)
+            for start in _apart(builder, row, c_digit, form.sums)
             for vector in range(vectors)
         ]
         first, b_step = [builder.load(place, align=4) for place in places], builder.shl(b_row, _I64(2))
@@ -146,7 +157,7 @@ def _value_tile(kind: str) -> _Emit:
         builder.branch(run)
 
         builder.position_at_end(run)
-        start, before = builder.phi(_I64), [builder.phi(_VI32) for _ in first]
+        start, before = builder.phi(_I64), [builder.phi(form.total) for _ in first]
         place = builder.add(runs, builder.mul(builder.ashr(start, _I64(2)), _I64(_PLACE)))
         here = load_address(builder, place, 0)
         apart = builder.sub(load_address(builder, builder.add(place, ahead), 0), here)
@@ -156,7 +167,7 @@ def _value_tile(kind: str) -> _Emit:
         builder.branch(loop)
 
         builder.position_at_end(loop)
-        step, at, sums = builder.phi(_I64), builder.phi(_I64), [builder.phi(_VI32) for _ in first]
+        step, at, sums = builder.phi(_I64), builder.phi(_I64), [builder.phi(form.total) for _ in first]
         rows_at = _apart(builder, at, b_row, 4)
         if kind != "upper":
             for row in rows_at:
@@ -166,11 +177,8 @@ def _value_tile(kind: str) -> _Emit:
         else:
             halves = {"line": (False, True), "lower": (False,), "upper": (True,)}[kind]
             words = _words_of_line(builder, rows_at, halves)
-        results = []
-        for index, digit_row in enumerate(digit_rows):
-            digits = _spread(builder, builder.add(digit_row, builder.shl(step, _I64(2))))
-            for vector, word in enumerate(words):
-                results.append(emit_dot(builder, digits, word, sums[index * vectors + vector]))
+        terms = [form.values(builder, vector) for vector in words]
+        results = _added(builder, form, digit_rows, step, terms, sums, False)
         following, further = builder.add(step, _I64(1)), builder.add(at, b_step)
         add_incoming(
             [(step, start, following), (at, source, further), *zip(sums, before, results, strict=True)], run, loop
@@ -210,12 +218,25 @@ def _tiles(name: str, operands: int, emit_tile: _Emit, shapes: list[tuple[int, i
     return function(name, operands + 2, emit)
 
 
-_ROWS: Final = range(1, MOST_ROWS + 1)
-_ANY: Final = [(rows, count) for rows in _ROWS for count in (1, 2, 4) if count <= WIDE[rows]]
-key_tile = _tiles("bytes_keys", 10, _key_tile(False), _ANY)
-asking_key_tile = _tiles("bytes_keys_asking", 10, _key_tile(True), _ANY)
-# Values of 64 columns at once where the sums of four vectors fit, or of the two halves of them; or of 16.
-line_tile = _tiles("bytes_line", 12, _value_tile("line"), [(rows, 4) for rows in _ROWS if WIDE[rows] == 4])
-lower_tile = _tiles("bytes_lower", 12, _value_tile("lower"), [(rows, 2) for rows in _ROWS if WIDE[rows] == 2])
-upper_tile = _tiles("bytes_upper", 12, _value_tile("upper"), [(rows, 2) for rows in _ROWS if WIDE[rows] == 2])
-part_tile = _tiles("bytes_part", 12, _value_tile("part"), [(rows, 1) for rows in _ROWS])
+class Tiles(NamedTuple):
+    """The tiles of a form: keys and keys while asking; values of 64 columns at once where the sums of four vectors fit,
+    or of the two halves of them; or of sixteen columns."""
+
+    keys: Any
+    asking_keys: Any
+    line: Any
+    lower: Any
+    upper: Any
+    part: Any
+
+
+def tiles_of(name: str, form: ByteForm) -> Tiles:
+    """The tiles of a form, whose name tells them from another's."""
+    rows = range(1, form.most_rows + 1)
+    shapes = [(row, count) for row in rows for count in (1, 2, 4) if count <= form.wide(row)]
+    keys, asking = (_tiles(f"{name}_keys_{asks}", 10, _key_tile(form, asks), shapes) for asks in (False, True))
+    whole = [(row, 4) for row in rows if form.wide(row) == 4]
+    halves = [(row, 2) for row in rows if form.wide(row) == 2]
+    of_values = {"line": whole, "lower": halves, "upper": halves, "part": [(row, 1) for row in rows]}
+    values = [_tiles(f"{name}_{kind}", 12, _value_tile(form, kind), of_values[kind]) for kind in of_values]
+    return Tiles(keys, asking, *values)

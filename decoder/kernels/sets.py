@@ -7,7 +7,7 @@ on a set when it runs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Float32Storage(NamedTuple):
@@ -40,13 +40,21 @@ class Int8DotStorage(NamedTuple):
     unused: int = 0
 
 
+class Float8DotStorage(NamedTuple):
+    """As Float8Storage; attention by AVX-512's dot products of pairs of bfloat16."""
+
+    unused: int = 0
+
+
 class Float8Storage(NamedTuple):
     """Keys and values as fp8 e4m3 with a scale for each token and head."""
 
     unused: int = 0
 
 
-Storage = Float32Storage | Bfloat16Storage | Float16Storage | Int8Storage | Int8DotStorage | Float8Storage
+Storage = (
+    Float32Storage | Bfloat16Storage | Float16Storage | Int8Storage | Int8DotStorage | Float8Storage | Float8DotStorage
+)
 
 
 class Float32Kernels(NamedTuple):
@@ -91,6 +99,8 @@ class GroupedKernels(NamedTuple):
     storage: Storage = Float32Storage()
 
 
+_STORED: Final[dict[type, type]] = {Int8DotStorage: Int8Storage, Float8DotStorage: Float8Storage}
+
 Kernels = Float32Kernels | Bfloat16Kernels | DotKernels | AmxKernels | WideKernels | AmxWideKernels | GroupedKernels
 
 
@@ -134,8 +144,8 @@ def dot_attention(kernels: Any) -> bool:
 
 
 def byte_attention(kernels: Any) -> bool:
-    """Whether attention is computed by dot products of bytes."""
-    return kernels.types[0].instance_class is Int8DotStorage
+    """Whether attention is computed by dot products of bytes, or of pairs that bytes become in registers."""
+    return kernels.types[0].instance_class in (Int8DotStorage, Float8DotStorage)
 
 
 def uses_tiles(kernels: Any) -> bool:
@@ -146,7 +156,7 @@ def uses_tiles(kernels: Any) -> bool:
 def storage(kernels: Any) -> type:
     """How keys and values are stored, whatever is computed with them."""
     kind: type = kernels.types[0].instance_class
-    return Int8Storage if kind is Int8DotStorage else kind
+    return _STORED.get(kind, kind)
 
 
 def quantized(kernels: Any) -> bool:

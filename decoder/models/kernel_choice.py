@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from common.errors import FailedPrecondition
-from decoder.kernels import amx, byte_dots, dots, sets
+from decoder.kernels import amx, byte_dots, byte_pairs, dots, sets
 from decoder.kernels.halves import CONVERTS_FLOAT16
 
 KERNEL_SETS: Final = ("auto", "portable")
@@ -38,8 +38,8 @@ def choose_kernels(
         )
     if not bfloat16 and not grouped:
         return sets.Float32Kernels(storage)
-    if isinstance(storage, sets.Int8Storage) and kernels == "auto" and byte_dots.HAS_BYTE_DOTS:
-        storage = sets.Int8DotStorage()
+    if kernels == "auto":
+        storage = _by_dots(storage)
     if grouped:
         return sets.GroupedKernels(storage)
     tiles = kernels == "auto" and amx.available()
@@ -49,3 +49,12 @@ def choose_kernels(
     if tiles and head_dim % 32 == 0:
         return sets.AmxKernels()
     return sets.DotKernels() if kernels == "auto" and dots.HAS_DOTS else sets.Bfloat16Kernels()
+
+
+def _by_dots(storage: sets.Storage) -> sets.Storage:
+    """`storage` with products of one-byte elements by dot products, where the CPU has what they take."""
+    if isinstance(storage, sets.Int8Storage) and byte_dots.HAS_BYTE_DOTS:
+        return sets.Int8DotStorage()
+    if isinstance(storage, sets.Float8Storage) and byte_pairs.HAS_TABLES and dots.HAS_DOTS:
+        return sets.Float8DotStorage()
+    return storage

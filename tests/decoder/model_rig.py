@@ -22,7 +22,7 @@ from decoder.weights.loader import expected_shapes
 # float32 throughout; bfloat16 without and with what the CPU has; bfloat16 weights beside other keys and values.
 KERNELS = (
     "float32", "portable", "auto", "portable-kv-float32", "auto-kv-float32", "auto-kv-float16", "portable-kv-int8",
-    "auto-kv-int8",
+    "auto-kv-int8", "auto-kv-fp8_e4m3",
 )  # fmt: skip
 IntArray = NDArray[np.int32]
 

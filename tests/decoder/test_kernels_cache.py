@@ -23,6 +23,7 @@ STORAGES = (
     sets.Int8Storage(),
     sets.Int8DotStorage(),
     sets.Float8Storage(),
+    sets.Float8DotStorage(),
 )
 
 
