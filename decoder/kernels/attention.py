@@ -14,7 +14,7 @@ past a sequence's end are never used in a sum.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -52,6 +52,7 @@ from decoder.kernels.frame import (
     POSITIONS,
     QUERIES,
     QUERY_PLANE_BYTES,
+    SIZE,
     SPAN,
     STATE_BYTES,
     TASK_ROW,
@@ -64,6 +65,8 @@ from decoder.kernels.frame import (
     TASKS,
 )
 from decoder.kernels.rows import query_bytes, store_input
+
+_TASKS: Final = 8  # for each thread: from so many on a thread takes all heads of one at once
 
 
 @kernel
@@ -151,9 +154,9 @@ def _first_span(frame: Any, task: int, window: int) -> int:
 
 
 @kernel
-def _expect_next_task(frame: Any, layer: int, counter: int, window: int, scratch: int) -> None:
-    """Tell the form what this thread is likely to read after its last span: what the task begins with that is next."""
-    item, kv_heads = simd.load_int64(counter), frame[KV_HEADS]
+def _expect_item(frame: Any, layer: int, item: int, window: int, scratch: int) -> None:
+    """Tell the form what this thread is likely to read after its last span: what the task of `item` begins with."""
+    kv_heads = frame[KV_HEADS]
     if item >= frame[NUM_TASKS] * kv_heads:
         expect(frame, scratch, 0, 0, -1)
         return
@@ -164,77 +167,95 @@ def _expect_next_task(frame: Any, layer: int, counter: int, window: int, scratch
 
 
 @kernel
-def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
-    """A phase of the step: finished rows of one layer, and single spans of split decodes left as partial states."""
+def _attend(kernels: Any, frame: Any, layer: int, item: int, following: int, window: int, scratch: int) -> None:
+    """One head of one task. `following` is the item that this thread is likely to have next."""
     group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
     together, wide = max(1, 16 // group), (group + 15) >> 4
-    window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
-    mine = 0
-    while True:
-        item = sync.take_next(counter)
-        if item >= frame[NUM_TASKS] * kv_heads:
-            break
-        mine += 1
-        task, head = frame[TASKS] + (item // kv_heads) * TASK_WORDS * 4, item % kv_heads
-        row = np.int64(simd.load_int32(task + TASK_ROW * 4))
-        rows = np.int64(simd.load_int32(task + TASK_ROWS * 4))
-        sequence = np.int64(simd.load_int32(task + TASK_SEQUENCE * 4))
-        span = np.int64(simd.load_int32(task + TASK_SPAN * 4))
-        shared = simd.load_int32(task + TASK_SHARED * 4) != 0
-        plane = layer * frame[LAYER_BYTES] + head * frame[HEAD_BYTES]
-        tiles = (rows + together - 1) // together * wide if shared else (rows * group + 15) >> 4
-        states = scratch + frame[AT_STATE]
-        if span >= 0:
-            states = _partial_state(frame, head, np.int64(simd.load_int32(task + TASK_SLOT * 4)))
-        for tile in range(tiles):
-            lanes = 16 if shared else min(16, rows * group - tile * 16)
-            clear(kernels, states + tile * frame[STATE_BYTES], head_dim, lanes)
-        if shared:
-            members = frame[MEMBERS] + row * 4
-            row = np.int64(simd.load_int32(members))
-            _prepare_members(kernels, frame, scratch, head, members, rows, tiles)
+    task, head = frame[TASKS] + (item // kv_heads) * TASK_WORDS * 4, item % kv_heads
+    row = np.int64(simd.load_int32(task + TASK_ROW * 4))
+    rows = np.int64(simd.load_int32(task + TASK_ROWS * 4))
+    sequence = np.int64(simd.load_int32(task + TASK_SEQUENCE * 4))
+    span = np.int64(simd.load_int32(task + TASK_SPAN * 4))
+    shared = simd.load_int32(task + TASK_SHARED * 4) != 0
+    plane = layer * frame[LAYER_BYTES] + head * frame[HEAD_BYTES]
+    tiles = (rows + together - 1) // together * wide if shared else (rows * group + 15) >> 4
+    states = scratch + frame[AT_STATE]
+    if span >= 0:
+        states = _partial_state(frame, head, np.int64(simd.load_int32(task + TASK_SLOT * 4)))
+    for tile in range(tiles):
+        lanes = 16 if shared else min(16, rows * group - tile * 16)
+        clear(kernels, states + tile * frame[STATE_BYTES], head_dim, lanes)
+    if shared:
+        members = frame[MEMBERS] + row * 4
+        row = np.int64(simd.load_int32(members))
+        _prepare_members(kernels, frame, scratch, head, members, rows, tiles)
+    else:
+        _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
+    first, last = _first_span(frame, task, window), span
+    if span < 0:
+        last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
+    for step in range(first, last + 1):
+        if step < last:
+            expect(frame, scratch, plane, sequence, (step + 1) * SPAN)
         else:
-            _prepare_lanes(kernels, frame, scratch, head, row, rows, tiles)
-        first, last = _first_span(frame, task, window), span
-        if span < 0:
-            last = np.int64(simd.load_int32(frame[POSITIONS] + (row + rows - 1) * 4)) // SPAN
-        for step in range(first, last + 1):
-            if step < last:
-                expect(frame, scratch, plane, sequence, (step + 1) * SPAN)
-            else:
-                _expect_next_task(frame, layer, counter, window, scratch)
-            attend_span(kernels, frame, scratch, plane, sequence, step, window, shared, rows, tiles, states)
-        if span < 0:
-            for tile in range(tiles):
-                _store_lanes(kernels, frame, states + tile * frame[STATE_BYTES], row, rows, head, tile, scratch)
-    sync.end_phase(frame[CONTROL], counter, mine, frame[NUM_TASKS] * kv_heads)
+            _expect_item(frame, layer, following, window, scratch)
+        attend_span(kernels, frame, scratch, plane, sequence, step, window, shared, rows, tiles, states)
+    if span < 0:
+        for tile in range(tiles):
+            _store_lanes(kernels, frame, states + tile * frame[STATE_BYTES], row, rows, head, tile, scratch)
 
 
 @kernel
-def combine(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
-    """A phase of the step: the partial states of split decodes, merged in the order of their spans."""
-    group, kv_heads, head_dim = frame[HEADS] // frame[KV_HEADS], frame[KV_HEADS], frame[HEAD_DIM]
+def attention(kernels: Any, frame: Any, layer: int, counter: int, scratch: int) -> None:
+    """A phase of the step: finished rows of one layer, and single spans of split decodes left as partial states."""
+    kv_heads = frame[KV_HEADS]
     window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
-    state, mine = scratch + frame[AT_STATE], 0
+    # Heads of a task lie side by side: where tasks are many, a thread takes all of them.
+    heads = kv_heads if frame[NUM_TASKS] >= _TASKS * frame[SIZE] else 1
+    items, mine = frame[NUM_TASKS] * kv_heads, 0
     while True:
-        item = sync.take_next(counter)
-        if item >= frame[NUM_DECODES] * kv_heads:
+        begin = sync.take_next(counter) * heads
+        if begin >= items:
             break
-        mine += 1
-        sequence, head = item // kv_heads, item % kv_heads
-        first = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4))
-        last = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4 + 4))
-        if first == last:
-            continue
-        # In a shared task others may have looked at spans before this one's window.
-        first += _lowest_span(frame, sequence, window)
-        for tile in range((group + 15) >> 4):
-            clear(kernels, state, head_dim, min(16, group - tile * 16))
-            for index in range(first, last):
-                entry = frame[PARTS] + index * PART_WORDS * 4
-                part = _partial_state(frame, head, np.int64(simd.load_int32(entry + PART_SLOT * 4)))
-                lane = np.int64(simd.load_int32(entry + PART_LANE * 4))
-                lanes = min(16, group - tile * 16)
-                merge(kernels, frame, state, part + tile * frame[STATE_BYTES], lane, lanes, scratch)
-            _store_lanes(kernels, frame, state, sequence, 1, head, tile, scratch)
-    sync.end_phase(frame[CONTROL], counter, mine, frame[NUM_DECODES] * kv_heads)
+        mine += heads
+        for item in range(begin, begin + heads):
+            following = item + 1 if item + 1 < begin + heads else simd.load_int64(counter) * heads
+            _attend(kernels, frame, layer, item, following, window, scratch)
+    sync.end_phase(frame[CONTROL], counter, mine, items)
+
+
+@kernel
+def _combine_head(kernels: Any, frame: Any, sequence: int, head: int, window: int, scratch: int) -> None:
+    """Merge the partial states of one head of a decode, if it was split."""
+    group, head_dim, state = frame[HEADS] // frame[KV_HEADS], frame[HEAD_DIM], scratch + frame[AT_STATE]
+    first = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4))
+    last = np.int64(simd.load_int32(frame[PART_STARTS] + sequence * 4 + 4))
+    if first == last:
+        return
+    # In a shared task others may have looked at spans before this one's window.
+    first += _lowest_span(frame, sequence, window)
+    for tile in range((group + 15) >> 4):
+        clear(kernels, state, head_dim, min(16, group - tile * 16))
+        for index in range(first, last):
+            entry = frame[PARTS] + index * PART_WORDS * 4
+            part = _partial_state(frame, head, np.int64(simd.load_int32(entry + PART_SLOT * 4)))
+            lane = np.int64(simd.load_int32(entry + PART_LANE * 4))
+            lanes = min(16, group - tile * 16)
+            merge(kernels, frame, state, part + tile * frame[STATE_BYTES], lane, lanes, scratch)
+        _store_lanes(kernels, frame, state, sequence, 1, head, tile, scratch)
+
+
+@kernel
+def combine(kernels: Any, frame: Any, layer: int, rank: int, counter: int, scratch: int) -> None:
+    """A phase of the step: the partial states of split decodes, merged in the order of their spans."""
+    kv_heads = frame[KV_HEADS]
+    window = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_WINDOW) * 8)
+    items, mine = frame[NUM_DECODES] * kv_heads, 0
+    while True:
+        begin, end = sync.take_tasks(counter, items, frame[SIZE], rank)
+        if begin == end:
+            break
+        mine += end - begin
+        for item in range(begin, end):
+            _combine_head(kernels, frame, item // kv_heads, item % kv_heads, window, scratch)
+    sync.end_phase(frame[CONTROL], counter, mine, items)

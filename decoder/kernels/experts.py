@@ -134,23 +134,25 @@ def _products(
     grain = max(1, pairs // (frame[SIZE] * 8))
     groups, mine = (pairs + grain - 1) // grain, 0
     phase = frame[COUNTERS] + counter * COUNTER_BYTES
+    tasks = groups * frame[EXPERTS]
     while True:
-        task = sync.take_task(phase, groups * frame[EXPERTS], rank)
-        if task >= groups * frame[EXPERTS]:
+        begin, end = sync.take_tasks(phase, tasks, frame[SIZE], rank)
+        if begin == end:
             break
-        mine += 1
-        expert, first_pair = task // groups, (task % groups) * grain
-        start = simd.load_int64(frame[EXPERT_STARTS] + expert * 8)
-        rows = simd.load_int64(frame[EXPERT_ROWS] + expert * 8)
-        for pair in range(first_pair, min(pairs, first_pair + grain)):
-            source = weights + expert * expert_bytes + pair * one_pair
-            if rows > ROW_BLOCK:
-                source = for_many_rows(kernels, source, depth, scratch)
-            for row in range(0, rows, ROW_BLOCK):
-                here = min(ROW_BLOCK, rows - row)
-                block_product(kernels, inputs, start + row, here, depth, source, scratch, rows <= ROW_BLOCK)
-                finish(kernels, ending, scratch, start + row, here, pair, out, columns, 0)
-    sync.end_phase(frame[CONTROL], phase, mine, groups * frame[EXPERTS])
+        mine += end - begin
+        for task in range(begin, end):
+            expert, first_pair = task // groups, (task % groups) * grain
+            start = simd.load_int64(frame[EXPERT_STARTS] + expert * 8)
+            rows = simd.load_int64(frame[EXPERT_ROWS] + expert * 8)
+            for pair in range(first_pair, min(pairs, first_pair + grain)):
+                source = weights + expert * expert_bytes + pair * one_pair
+                if rows > ROW_BLOCK:
+                    source = for_many_rows(kernels, source, depth, scratch)
+                for row in range(0, rows, ROW_BLOCK):
+                    here = min(ROW_BLOCK, rows - row)
+                    block_product(kernels, inputs, start + row, here, depth, source, scratch, rows <= ROW_BLOCK)
+                    finish(kernels, ending, scratch, start + row, here, pair, out, columns, 0)
+    sync.end_phase(frame[CONTROL], phase, mine, tasks)
 
 
 @kernel

@@ -119,26 +119,27 @@ def linear(
     grain = _pairs_together(rows, panels, pairs, most, weight_pair_bytes, size)
     groups, mine = (pairs + grain - 1) // grain, 0
     while True:
-        task = sync.take_task(counter, panels * groups, rank)
-        if task >= panels * groups:
+        begin, end = sync.take_tasks(counter, panels * groups, size, rank)
+        if begin == end:
             break
-        mine += 1
-        first_row = (task // groups) * panel
-        last_row = min(rows, first_row + panel)
-        first_pair = (task % groups) * grain
-        start = weights + first_pair * weight_pair_bytes
-        if last_row - first_row > ROW_BLOCK:
-            start = for_many_rows(kernels, start, depth, scratch)
-        for row in range(first_row, last_row, ROW_BLOCK):
-            for pair in range(first_pair, min(pairs, first_pair + grain)):
-                source = start + (pair - first_pair) * weight_pair_bytes
-                here = min(ROW_BLOCK, last_row - row)
-                block_product(kernels, inputs, row, here, depth, source, scratch, rows <= ROW_BLOCK)
-                if adapted != NO_ADAPTER:
-                    raise_sums(frame, adapted, scratch, row, here, pair)
-                if bias:
-                    add_bias(scratch, here, bias + pair * 128)
-                finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
+        mine += end - begin
+        for task in range(begin, end):
+            first_row = (task // groups) * panel
+            last_row = min(rows, first_row + panel)
+            first_pair = (task % groups) * grain
+            start = weights + first_pair * weight_pair_bytes
+            if last_row - first_row > ROW_BLOCK:
+                start = for_many_rows(kernels, start, depth, scratch)
+            for row in range(first_row, last_row, ROW_BLOCK):
+                for pair in range(first_pair, min(pairs, first_pair + grain)):
+                    source = start + (pair - first_pair) * weight_pair_bytes
+                    here = min(ROW_BLOCK, last_row - row)
+                    block_product(kernels, inputs, row, here, depth, source, scratch, rows <= ROW_BLOCK)
+                    if adapted != NO_ADAPTER:
+                        raise_sums(frame, adapted, scratch, row, here, pair)
+                    if bias:
+                        add_bias(scratch, here, bias + pair * 128)
+                    finish(kernels, ending, scratch, row, here, pair, out, columns, cap)
     sync.end_phase(frame[CONTROL], counter, mine, panels * groups)
 
 

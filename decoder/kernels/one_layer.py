@@ -44,7 +44,7 @@ _STORAGE: Final[dict[torch.dtype, sets.Storage]] = {
 def _attend(kernels: Any, frame: Any, rank: int, merging: bool) -> None:
     scratch = frame[f.SCRATCH] + rank * frame[f.SCRATCH_BYTES]
     if merging:
-        combine(kernels, frame, 0, frame[f.COUNTERS] + f.COUNTER_BYTES, scratch)
+        combine(kernels, frame, 0, rank, frame[f.COUNTERS] + f.COUNTER_BYTES, scratch)
     else:
         attention(kernels, frame, 0, frame[f.COUNTERS], scratch)
 

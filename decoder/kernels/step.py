@@ -95,7 +95,6 @@ from decoder.kernels.sets import uses_tiles
 (_ROWS, _QKV, _KEYS, _ATTENTION, _COMBINE, _MIX, _POST_ROWS, _GATE_UP, _DOWN) = range(9)
 COUNTERS_PER_LAYER: Final = _GATE_UP + 5
 _LAST_ROWS, _LOGIT_ROWS, _HEAD, LAST_COUNTERS = range(4)  # and of what comes after the layers
-_ROW_TASKS: Final = 8  # of a phase over rows, for each thread
 
 
 def enter(kernels: Any, frame: Any) -> None:
@@ -141,12 +140,6 @@ def _branch_norm(frame: Any, layer: int) -> int:
 
 
 @kernel
-def _rows_together(rows: int, size: int) -> int:
-    """Rows of one task of a phase over rows."""
-    return max(1, rows // (size * _ROW_TASKS))
-
-
-@kernel
 def _enter_region(frame: Any, layer: int) -> None:
     """Make the arena's words of the frame those of the group that the layer lies in.
 
@@ -166,16 +159,15 @@ def _begin_rows(kernels: Any, frame: Any, rank: int, layer: int, counter: int) -
     tokens, hidden, epsilon = frame[TOKENS], frame[HIDDEN], simd.load_float(frame[EPSILON])
     norm = simd.load_int64(frame[LAYERS] + (layer * LAYER_WORDS + LAYER_NORM) * 8)
     before = _branch_norm(frame, layer - 1) if layer > 0 else 0
-    grain, mine = _rows_together(tokens, frame[SIZE]), 0
-    tasks = (tokens + grain - 1) // grain
+    mine = 0
     while True:
-        task = sync.take_task(counter, tasks, rank)
-        if task >= tasks:
+        begin, end = sync.take_tasks(counter, tokens, frame[SIZE], rank)
+        if begin == end:
             break
-        mine += 1
-        if task == 0 and frame[REGIONS]:
+        mine += end - begin
+        if begin == 0 and frame[REGIONS]:
             _enter_region(frame, layer)
-        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+        for row in range(begin, end):
             residual = frame[RESIDUAL] + row * hidden * 4
             if layer == 0:
                 token = np.int64(simd.load_int32(frame[TOKEN_IDS] + row * 4))
@@ -183,23 +175,22 @@ def _begin_rows(kernels: Any, frame: Any, rank: int, layer: int, counter: int) -
             elif before:
                 _add_branch(frame, before, row)
             normalize(kernels, residual, norm, hidden, frame[WIDTH], epsilon, frame[NORMED], row)
-    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+    sync.end_phase(frame[CONTROL], counter, mine, tokens)
 
 
 @kernel
 def _write_keys(kernels: Any, frame: Any, rank: int, layer: int, counter: int) -> None:
     """A phase: each row's keys and values into its block, and its queries into their planes."""
     tokens = frame[TOKENS]
-    grain, mine = _rows_together(tokens, frame[SIZE]), 0
-    tasks = (tokens + grain - 1) // grain
+    mine = 0
     while True:
-        task = sync.take_task(counter, tasks, rank)
-        if task >= tasks:
+        begin, end = sync.take_tasks(counter, tokens, frame[SIZE], rank)
+        if begin == end:
             break
-        mine += 1
-        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+        mine += end - begin
+        for row in range(begin, end):
             rotate_and_write(kernels, frame, layer, row)
-    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+    sync.end_phase(frame[CONTROL], counter, mine, tokens)
 
 
 @kernel
@@ -207,20 +198,19 @@ def _go_on_rows(kernels: Any, frame: Any, rank: int, branch_norm: int, norm: int
     """A phase: what attention left to add to each row (where `branch_norm` is not 0), and, where `norm` is not 0, the
     row's norm as input of what follows."""
     tokens, hidden, epsilon = frame[TOKENS], frame[HIDDEN], simd.load_float(frame[EPSILON])
-    grain, mine = _rows_together(tokens, frame[SIZE]), 0
-    tasks = (tokens + grain - 1) // grain
+    mine = 0
     while True:
-        task = sync.take_task(counter, tasks, rank)
-        if task >= tasks:
+        begin, end = sync.take_tasks(counter, tokens, frame[SIZE], rank)
+        if begin == end:
             break
-        mine += 1
-        for row in range(task * grain, min(tokens, (task + 1) * grain)):
+        mine += end - begin
+        for row in range(begin, end):
             if branch_norm:
                 _add_branch(frame, branch_norm, row)
             if norm:
                 residual = frame[RESIDUAL] + row * hidden * 4
                 normalize(kernels, residual, norm, hidden, frame[WIDTH], epsilon, frame[NORMED], row)
-    sync.end_phase(frame[CONTROL], counter, mine, tasks)
+    sync.end_phase(frame[CONTROL], counter, mine, tokens)
 
 
 @kernel
@@ -229,13 +219,14 @@ def _logit_rows(kernels: Any, frame: Any, rank: int, counter: int) -> None:
     wanted, hidden, epsilon = frame[NUM_LOGITS], frame[HIDDEN], simd.load_float(frame[EPSILON])
     mine = 0
     while True:
-        index = sync.take_task(counter, wanted, rank)
-        if index >= wanted:
+        begin, end = sync.take_tasks(counter, wanted, frame[SIZE], rank)
+        if begin == end:
             break
-        mine += 1
-        row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
-        source = frame[RESIDUAL] + row * hidden * 4
-        normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
+        mine += end - begin
+        for index in range(begin, end):
+            row = np.int64(simd.load_int32(frame[LOGIT_ROWS] + index * 4))
+            source = frame[RESIDUAL] + row * hidden * 4
+            normalize(kernels, source, frame[FINAL_NORM], hidden, frame[WIDTH], epsilon, frame[NORMED], index)
     sync.end_phase(frame[CONTROL], counter, mine, wanted)
 
 
@@ -260,7 +251,7 @@ def _layer(kernels: Any, frame: Any, rank: int, layer: int) -> None:
     scratch = frame[SCRATCH] + rank * frame[SCRATCH_BYTES]
     attention(kernels, frame, layer, counters + _ATTENTION * COUNTER_BYTES, scratch)
     if frame[NUM_PARTIALS]:
-        combine(kernels, frame, layer, counters + _COMBINE * COUNTER_BYTES, scratch)
+        combine(kernels, frame, layer, rank, counters + _COMBINE * COUNTER_BYTES, scratch)
     product(
         kernels, frame, entry_of(layer, ADAPT_MIX), counter + _MIX, rank, ending, frame[MIXED], tokens,
         frame[MIXED_COLUMNS], simd.load_int64(weights + LAYER_MIX * 8), simd.load_int64(weights + LAYER_MIX_BIAS * 8),

@@ -61,18 +61,32 @@ def _fetch_add(kind: Any, numba_kind: Any) -> Any:
     return intrinsic(declare)
 
 
+def _load_atomic(kind: Any, numba_kind: Any) -> Any:
+    def declare(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load_atomic(_pointer(builder, args[0], kind), "seq_cst", kind.width // 8)
+
+        return numba_kind(types.int64), generate
+
+    return intrinsic(declare)
+
+
+# Of the number at an address, sequentially consistent.
 fetch_add_int32 = _fetch_add(_I32, types.int32)
 fetch_add_int64 = _fetch_add(_I64, types.int64)
+load_atomic = _load_atomic(_I32, types.int32)
+_load_atomic_int64 = _load_atomic(_I64, types.int64)
 
 
 @intrinsic
-def load_atomic(typingctx: Any, address: Any) -> Any:
-    """The int32 at an address, sequentially consistent."""
+def _exchange_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Put `value` in place of `expected` at an address; whether that was there."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, args[0], _I32), "seq_cst", 4)
+        pair = builder.cmpxchg(_pointer(builder, args[0], _I64), args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 1)
 
-    return types.int32(types.int64), generate
+    return types.boolean(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
@@ -154,18 +168,27 @@ def take_next(counter: int) -> int:
 
 
 @kernel
-def take_task(counter: int, tasks: int, rank: int) -> int:
-    """A task of the phase whose counters are at `counter`, or `tasks` where none is left.
+def take_tasks(counter: int, tasks: int, size: int, rank: int) -> tuple[int, int]:
+    """Tasks of the phase whose counters are at `counter`: the first and the one after the last; none where they are
+    equal, for none is left.
 
-    Even ranks take them from the front and odd ones from the back, so that neighbours mostly have one thread: what it
-    reads is one stream, and few cache lines are written by two.
+    Many at first and single ones in the end (guided self-scheduling: Polychronopoulos and Kuck 1987), since a counter
+    that another core wrote last takes as long as a small task. Even ranks take them from the front and odd ones from
+    the back, so that neighbours mostly have one thread: what it reads is one stream, and few cache lines are written
+    by two.
     """
-    odd = rank & 1
-    taken = fetch_add_int64(counter, _FROM_BACK if odd else 1)
-    front, back = taken & (_FROM_BACK - 1), taken >> 32
-    if front + back >= tasks:
-        return tasks
-    return tasks - 1 - back if odd else front
+    while True:
+        taken = _load_atomic_int64(counter)
+        front, back = taken & (_FROM_BACK - 1), taken >> 32
+        left = tasks - front - back
+        if left <= 0:
+            return tasks, tasks
+        count = max(1, left // (2 * size))
+        if rank & 1:
+            if _exchange_if(counter, taken, taken + count * _FROM_BACK):
+                return tasks - back - count, tasks - back
+        elif _exchange_if(counter, taken, taken + count):
+            return front, front + count
 
 
 @kernel

@@ -21,8 +21,8 @@ MOMENT: Final = 0.2  # what waits for something that does not come is seen to wa
 
 
 @entry
-def _take(counter: int, tasks: int, rank: int) -> int:
-    return sync.take_task(counter, tasks, rank)
+def _take(counter: int, tasks: int, size: int, rank: int) -> Any:
+    return sync.take_tasks(counter, tasks, size, rank)
 
 
 @entry
@@ -62,11 +62,12 @@ def _phases(control: int, counters: int, rank: int, numbers: Any) -> None:
     for row in range(1, rows):
         mine = 0
         while True:
-            task = sync.take_task(counters + row * 64, columns, rank)
-            if task >= columns:
+            begin, end = sync.take_tasks(counters + row * 64, columns, 2, rank)
+            if begin == end:
                 break
-            numbers[row, task] += numbers[row - 1, (task + 1) % columns] + 1
-            mine += 1
+            for task in range(begin, end):
+                numbers[row, task] += numbers[row - 1, (task + 1) % columns] + 1
+            mine += end - begin
         sync.end_phase(control, counters + row * 64, mine, columns)
 
 
@@ -104,7 +105,7 @@ def team() -> sync.Team:
 
 def test_a_phase_does_not_wait_for_a_thread_that_took_nothing(team: sync.Team) -> None:
     held, counter = lines(1)
-    alone = waiting(lambda: (_take(counter, 2, 0), _take(counter, 2, 0), _end(team.control, counter, 2, 2)))
+    alone = waiting(lambda: (_take(counter, 2, 2, 0), _take(counter, 2, 2, 0), _end(team.control, counter, 2, 2)))
     alone.join(PATIENCE)
     assert not alone.is_alive()
     # A barrier of the same team does wait.
@@ -119,7 +120,7 @@ def test_a_phase_does_not_wait_for_a_thread_that_took_nothing(team: sync.Team) -
 
 def test_a_phase_waits_for_a_task_that_was_taken_and_is_not_done(team: sync.Team) -> None:
     held, counter = lines(1)
-    assert [_take(counter, 3, rank) for rank in (0, 1, 3, 2, 1)] == [0, 2, 1, 3, 3]
+    assert [_take(counter, 3, 4, rank) for rank in (0, 1, 3, 2, 1)] == [(0, 1), (2, 3), (1, 2), (3, 3), (3, 3)]
     others = [waiting(lambda: _end(team.control, counter, 1, 3)), waiting(lambda: _end(team.control, counter, 0, 3))]
     for thread in others:
         thread.join(MOMENT)
@@ -128,6 +129,17 @@ def test_a_phase_waits_for_a_task_that_was_taken_and_is_not_done(team: sync.Team
     for thread in others:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+    del held
+
+
+def test_tasks_are_taken_from_both_ends_and_ever_fewer_at_once() -> None:
+    held, counter = lines(1)
+    taken = [_take(counter, 40, 2, rank) for rank in (0, 1, 0, 0, 1)]
+    assert taken == [(0, 10), (33, 40), (10, 15), (15, 19), (30, 33)]
+    rest = []
+    while (span := _take(counter, 40, 2, 0)) != (40, 40):
+        rest += range(*span)
+    assert rest == list(range(19, 30))
     del held
 
 
@@ -166,13 +178,13 @@ def test_a_step_ends_when_all_who_entered_are_out(team: sync.Team) -> None:
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_each_task_is_done_once_and_after_the_phase_before(size: int) -> None:
     team, (held, counters) = sync.Team(size), lines(400)
-    numbers = np.zeros((400, 7), np.int64)
+    numbers = np.zeros((400, 37), np.int64)
     team.start(lambda rank: _steps(team.control, counters, rank, numbers))
     try:
         for step in range(20):
             held[:] = 0
             numbers[1:] = 0
-            numbers[0] = np.arange(7) * 1000 + step
+            numbers[0] = np.arange(37) * 1000 + step
             _open(team.control)
             _phases(team.control, counters, 0, numbers)
             _close(team.control)
