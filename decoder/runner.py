@@ -97,8 +97,9 @@ class Runner:
         chunks = [(item, 1 + len(drafts[item.sequence_id])) for item in plan.decodes if item.sequence_id in drafts]
         chunks += [(sequence, count) for sequence, count in plan.chunks if count > 1]
         parts = singles + chunks
-        starts = np.zeros(len(parts) + 1, np.int32)
-        np.cumsum([count for _, count in parts], out=starts[1:])
+        starts = np.arange(len(parts) + 1, dtype=np.int32)
+        if chunks:
+            starts[len(singles) + 1 :] = len(singles) + np.cumsum([count for _, count in chunks])
         total = int(starts[-1])
         if total > len(self._tokens):
             self._tokens, self._positions = np.empty(total, np.int32), np.empty(total, np.int32)
@@ -113,7 +114,7 @@ class Runner:
             tokens[start : start + known] = sequence.tokens[first : first + known]
             tokens[start + known : start + count] = drafts.get(sequence.sequence_id, sequence.tokens[:0])
             positions[start : start + count] = np.arange(first, first + count, dtype=np.int32)
-        contexts = np.array(firsts, np.int32) + np.diff(starts)
+        contexts = positions[starts[1:] - 1] + 1
         sampled: list[tuple[Sequence, int]] = []
         scored: list[ScoredRows] = []
         logit_rows: list[int] = []

@@ -5,39 +5,83 @@ A wrong block id would read or write another tenant's memory, so nothing is laun
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import numpy as np
 
 from common.errors import Internal
 from common.layout import NULL_BLOCK, KvLayout
 from decoder.batch import StepBatch
 from decoder.grouped_arena import GroupedArena
+from decoder.kernels.compiled import cached_entry
+
+# What a batch that does not fit is refused with, by the number that `_first_fault` gives.
+_FAULTS: Final = (
+    "",
+    "query_starts are not prefix sums of positive lengths",
+    "the first num_decodes sequences must have one query token",
+    "query tokens are not the last of their context",
+    "positions of a sequence do not follow each other",
+    "a context is longer than its block table or the model's range",
+    "a block table names a block outside the arena",
+    "a token id is outside the vocabulary",
+    "a logit row is outside the batch",
+)
+
+
+@cached_entry
+def _first_fault(
+    tokens: Any, positions: Any, starts: Any, contexts: Any, tables: Any, rows: Any, num_decodes: int, num_blocks: int,
+    max_context: int, vocab_size: int,
+) -> int:  # fmt: skip
+    """The number of what is wrong, or 0. The arrays, int32, have lengths that go together."""
+    sequences = contexts.size
+    if starts[sequences] != tokens.size:
+        return 1
+    if num_decodes < 0 or num_decodes > sequences:
+        return 2
+    end = 0
+    for sequence in range(sequences):
+        start, end = end, starts[sequence + 1]
+        if starts[sequence] != start or end <= start or end > tokens.size:
+            return 1
+        if sequence < num_decodes and end != start + 1:
+            return 2
+        if positions[end - 1] + 1 != contexts[sequence]:
+            return 3
+        for row in range(start, end):
+            if positions[row] != contexts[sequence] - (end - row):
+                return 4
+        if contexts[sequence] > max_context:
+            return 5
+    for row in range(tables.shape[0]):
+        for column in range(tables.shape[1]):
+            if tables[row, column] < 0 or tables[row, column] >= num_blocks:
+                return 6
+    for row in range(tokens.size):
+        if tokens[row] < 0 or tokens[row] >= vocab_size:
+            return 7
+    for index in range(rows.size):
+        if rows[index] < 0 or rows[index] >= tokens.size:
+            return 8
+    return 0
 
 
 def check_batch(batch: StepBatch, *, num_blocks: int, block_tokens: int, max_position: int, vocab_size: int) -> None:
     """Raise Internal when `batch` does not fit an arena of `num_blocks` blocks (the null block included)."""
     tokens, sequences = batch.token_ids.size, batch.context_lens.size
-    starts = batch.query_starts
-    if batch.positions.size != tokens or starts.size != sequences + 1 or batch.block_tables.shape[0] != sequences:
+    tables = batch.block_tables
+    if batch.positions.size != tokens or batch.query_starts.size != sequences + 1 or tables.shape[0] != sequences:
         raise Internal("the arrays of a batch have different lengths")
     if not tokens:
         return
-    lengths = np.diff(starts)
-    if starts[0] != 0 or starts[-1] != tokens or lengths.min() < 1:
-        raise Internal("query_starts are not prefix sums of positive lengths")
-    if not 0 <= batch.num_decodes <= sequences or (lengths[: batch.num_decodes] != 1).any():
-        raise Internal("the first num_decodes sequences must have one query token")
-    if not np.array_equal(batch.positions[starts[1:] - 1] + 1, batch.context_lens):
-        raise Internal("query tokens are not the last of their context")
-    if not np.array_equal(batch.positions[starts[:-1]] + lengths, batch.context_lens):
-        raise Internal("positions of a sequence do not follow each other")
-    if batch.context_lens.max() > min(max_position, batch.block_tables.shape[1] * block_tokens):
-        raise Internal("a context is longer than its block table or the model's range")
-    if batch.block_tables.min() < 0 or batch.block_tables.max() >= num_blocks:
-        raise Internal("a block table names a block outside the arena")
-    if batch.token_ids.min() < 0 or batch.token_ids.max() >= vocab_size:
-        raise Internal("a token id is outside the vocabulary")
-    if batch.logit_rows.size and not 0 <= batch.logit_rows.min() <= batch.logit_rows.max() < tokens:
-        raise Internal("a logit row is outside the batch")
+    arrays = (batch.token_ids, batch.positions, batch.query_starts, batch.context_lens, tables, batch.logit_rows)
+    fault = _first_fault(
+        *[np.ascontiguousarray(array, np.int32) for array in arrays], batch.num_decodes, num_blocks,
+        min(max_position, tables.shape[1] * block_tokens), vocab_size,
+    )  # fmt: skip
+    if fault:
+        raise Internal(_FAULTS[fault])
 
 
 def check_window_blocks(batch: StepBatch, arena: GroupedArena, layout: KvLayout) -> None:

@@ -32,9 +32,13 @@ def test_wrong_batches_are_refused_and_write_nothing(tmp_path: Path) -> None:
     wrong = [
         (replace(RIGHT, positions=ints(0, 1)), "different lengths"),
         (replace(RIGHT, query_starts=ints(0, 2)), "prefix sums"),
+        (replace(RIGHT, query_starts=ints(0, 4)), "prefix sums"),
+        (replace(RIGHT, query_starts=ints(1, 3)), "prefix sums"),
         (replace(RIGHT, num_decodes=1), "one query token"),
+        (replace(RIGHT, num_decodes=2), "one query token"),
         (replace(RIGHT, context_lens=ints(4)), "last of their context"),
         (replace(RIGHT, positions=ints(1, 1, 2)), "follow each other"),
+        (replace(RIGHT, positions=ints(0, 2, 2)), "follow each other"),
         (replace(RIGHT, block_tables=np.array([[3]], np.int32)), "outside the arena"),
         (replace(RIGHT, block_tables=np.array([[-1]], np.int32)), "outside the arena"),
         (replace(RIGHT, token_ids=ints(5, 6, 512)), "outside the vocabulary"),
