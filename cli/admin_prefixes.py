@@ -105,7 +105,9 @@ def _explain(client: AdminClient, options: argparse.Namespace) -> int:
         tenant=options.tenant, token_ids=tokens_of(options), prefix=_scope_of(options)
     )
     answer = client.call("ExplainPrefix", request)
-    lines = [f"{answer.resident_tokens} of {count(len(request.token_ids), 'token')} are resident", answer.reason]
+    asked = len(request.token_ids)
+    verb = "is" if asked == 1 else "are"
+    lines = [f"{answer.resident_tokens} of {count(asked, 'token')} {verb} resident", answer.reason]
     if answer.scope_tokens:
         lines.insert(1, f"{answer.scope_tokens} of them in the wider scope")
     if answer.private_reason:

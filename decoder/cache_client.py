@@ -136,7 +136,8 @@ class GrpcCacheClient:
             self._log.warning("session_lost", session=proof.session, reason=error.reason)
         self._proof = self._stream = None
         self._resumed.clear()
-        self._post(Lost(proof.session, Unavailable("the cache manager went away", reason="SESSION_LOST")))
+        told = "the decoder of this request lost its session with the cache manager; try again"
+        self._post(Lost(proof.session, Unavailable(told, reason="SESSION_LOST")))
         if not self._closing:
             await self._resumed.wait()
         self._outgoing.clear()
