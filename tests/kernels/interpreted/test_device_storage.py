@@ -111,10 +111,13 @@ def test_chips_without_e4m3_read_the_same_numbers(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kv_dtype", ON_BOTH)
 def test_blocks_of_one_form_are_read_by_the_other(kv_dtype: str) -> None:
-    """The CPU's step and the device's write the same bytes; each goes on with a decode on what the other wrote."""
+    """The CPU's step and the device's write the same bytes; each goes on with a decode on what the other wrote.
+
+    The CPU's attention is that of float32: where it multiplies bytes, later layers may round another way.
+    """
     config = config_of()
     tensors = random_tensors(config)
-    on_cpu = make_model(config, tensors, f"auto-kv-{kv_dtype}")
+    on_cpu = make_model(config, tensors, f"portable-kv-{kv_dtype}")
     on_device = stored_as(config, kv_dtype, read=tensors.__getitem__)
     tokens, blocks = np.random.default_rng(9).integers(0, VOCAB, 23).astype(np.int32), [5, 2]
     arenas = [private_arena(on_cpu.layout, 5) for _ in range(2)]
