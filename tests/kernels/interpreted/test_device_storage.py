@@ -205,12 +205,14 @@ def test_reused_and_copied_blocks_have_their_own_scales(
 def test_an_engine_gives_the_tokens_of_the_cpu_model(
     tiny: Path, device_answers: Callable[[str], list[Answer]], kv_dtype: str
 ) -> None:
-    """Misses, hits and a copy inside a block: the CPU's tokens, and its log-probabilities within 1e-3."""
+    """Misses, hits and a copy inside a block: the CPU's tokens, and its log-probabilities within 1e-3; with fp8, beside
+    which a CPU may round queries to bfloat16, within 3e-2."""
+    within = 3e-2 if kv_dtype == "fp8_e4m3" else 1e-3
     on_cpu = load_model(tiny, "bfloat16", 8, kv_dtype)
     mine, theirs = device_answers(kv_dtype), answers(on_cpu, private_arena(on_cpu.layout, 8))
     for (cached, tokens, logprobs), (their_cached, their_tokens, their_logprobs) in zip(mine, theirs, strict=True):
         assert (cached, tokens) == (their_cached, their_tokens)
-        assert np.abs(np.subtract(logprobs, their_logprobs)).max() < 1e-3
+        assert np.abs(np.subtract(logprobs, their_logprobs)).max() < within
 
 
 def test_an_arena_of_another_geometry_is_refused() -> None:
