@@ -5,7 +5,8 @@
 Everything is a median in one process: wall time, and CPU time of all threads, which says more where other processes
 take the cores. A limit is the slower of reads and arithmetic (`bench/work.py`), at the rates that
 `bench/limits.py` measures in the same run with as many threads. Where torch's products do not reach the hardware's
-rate, a prefill can pass it.
+rate, a prefill can pass it. A virtual machine's memory may change while the bench runs: the last rows are taken pass by
+pass in turn with the memory's rate, and with each other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.limits import describe_limits, measure_limits
+from bench.limits import MemoryProbe, describe_limits, measure_limits
 from bench.work import MachineLimits, ModelWork
 from common.arguments import CommandParser
 from common.layout import KV_DTYPES
@@ -30,6 +31,7 @@ from decoder.models.llama import CausalLM
 from decoder.weights import load_model
 
 BLOCK_TOKENS = 16
+_TURNS = 21
 
 
 def median_times(action: Callable[[], object], repeats: int) -> tuple[float, float]:
@@ -85,7 +87,11 @@ def decode_batch(size: int, context: int, width: int, shared: int = 0) -> StepBa
 
 
 def measure(
-    model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], work: ModelWork, limits: MachineLimits
+    model: CausalLM,
+    arena: NDArray[np.float32] | NDArray[np.uint16],
+    work: ModelWork,
+    limits: MachineLimits,
+    threads: int,
 ) -> None:
     """Print prefill and decode medians of one model beside what `limits` allow."""
     random = np.random.default_rng(0)
@@ -120,26 +126,45 @@ def measure(
                 f"{processor * 1e3:8.2f} ms CPU, "
                 f"{limit / seconds * 100:4.0f} % of the limit, {size / seconds:7.1f} tok/s"
             )
-    measure_sharing(model, arena)
+    measure_in_turn(model, arena, threads)
 
 
-def measure_sharing(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16]) -> None:
-    """Print decode steps whose sequences share none, half and all but the last tokens of their contexts, in turns."""
+def measure_in_turn(model: CausalLM, arena: NDArray[np.float32] | NDArray[np.uint16], threads: int) -> None:
+    """Print decode steps that take turns with each other and with the memory's rate: what each is of the limit of its
+    own moment, and how many steps of one sequence one of 32 takes.
+
+    Sequences share none, half or all but the last tokens of their contexts. Ratios are medians and quartiles of turns.
+    """
     context = 1024 + BLOCK_TOKENS
     width = context // BLOCK_TOKENS
     cases = [(1, 0), *((size, shared) for size in (4, 32) for shared in (0, 512, 1024))]
+    probe = MemoryProbe(model.weight_bytes, threads)
+    batches = {case: decode_batch(case[0], context, width, case[1]) for case in cases}
+    for batch in batches.values():
+        model.forward(batch, arena)
+    rates: list[float] = []
     times: dict[tuple[int, int], list[tuple[float, float]]] = {case: [] for case in cases}
-    for _ in range(7):
-        for size, shared in cases:
-            batch = decode_batch(size, context, width, shared)
-            times[size, shared].append(median_times(functools.partial(model.forward, batch, arena), 1))
+    for _ in range(_TURNS):
+        rates.append(probe.now())
+        for case, batch in batches.items():
+            times[case].append(median_times(functools.partial(model.forward, batch, arena), 1))
+    print(f"  in turn with the memory's rate, GB/s: {quartiles([rate / 1e9 for rate in rates], 1)}")
+    least = model.weight_bytes + context * model.layout.token_bytes
+    fractions = [least / rate / wall * 100 for rate, (wall, _) in zip(rates, times[1, 0], strict=True)]
+    print(f"  one sequence of {context}: {quartiles(fractions, 1)} % of the limit of its moment")
     for (size, shared), pairs in times.items():
+        ratios = [wall / alone for (wall, _), (alone, _) in zip(pairs, times[1, 0], strict=True)]
         seconds, processor = (statistics.median(column) for column in zip(*pairs, strict=True))
-        alone = statistics.median(processor for _, processor in times[1, 0])
         print(
             f"  decode batch {size:3d}, context {context:5d}, {shared:5d} shared: {seconds * 1e3:8.2f} ms wall, "
-            f"{processor * 1e3:8.2f} ms CPU, {processor / alone:5.2f} times the CPU of batch 1"
+            f"{processor * 1e3:8.2f} ms CPU, {quartiles(ratios, 2)} times batch 1"
         )
+
+
+def quartiles(values: list[float], digits: int) -> str:
+    """Median, and lower and upper quartile."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def main() -> None:
@@ -163,7 +188,7 @@ def main() -> None:
         work = ModelWork(model.config, model.layout)
         limits = measure_limits(work, arguments.dtype, threads)
         print(f"  {describe_limits(limits)}")
-        measure(model, arena, work, limits)
+        measure(model, arena, work, limits, threads)
         model.close()
 
 

@@ -71,36 +71,57 @@ def _random_array(num_bytes: int, seed: int) -> FloatArray:
     return np.resize(part, max(num_bytes // 4, 1024))
 
 
-def _time_split(work: Callable[[slice], object], length: int, threads: int, repeats: int) -> list[float]:
-    """Seconds of `work` over [0, length) split evenly over threads; the first two runs are not counted."""
+def _time_split(
+    work: Callable[[slice], object], length: int, threads: int, repeats: int, skipped: int = 2
+) -> list[float]:
+    """Seconds of `work` over [0, length) split evenly over threads, after `skipped` runs."""
     edges = [length * index // threads for index in range(threads + 1)]
     slices = [slice(low, high) for low, high in itertools.pairwise(edges)]
     seconds = []
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats + 2):
+        for _ in range(repeats + skipped):
             began = time.perf_counter()
             list(pool.map(work, slices))
             seconds.append(time.perf_counter() - began)
-    return seconds[2:]
+    return seconds[skipped:]
+
+
+class MemoryProbe:
+    """Working sets of `num_bytes` that `threads` threads read and copy, timed pass by pass."""
+
+    def __init__(self, num_bytes: int, threads: int) -> None:
+        self._source = _random_array(num_bytes, seed=1)
+        self._target = _random_array(num_bytes // 2, seed=2)  # a copy's two arrays together are the working set
+        self._threads = threads
+        self.label = f"{self._source.nbytes / MEGABYTE:.0f} MB"
+        _sum(self._source[:16])
+
+    def read(self, repeats: int, skipped: int = 2) -> list[float]:
+        """Bytes a second of `repeats` passes that sum the set, after `skipped` more."""
+        source = self._source
+        seconds = _time_split(lambda part: _sum(source[part]), source.size, self._threads, repeats, skipped)
+        return [source.nbytes / one for one in seconds]
+
+    def copy(self, repeats: int, skipped: int = 2) -> list[float]:
+        """Bytes a second, read and written, of `repeats` passes that copy half of the set, after `skipped` more."""
+        source, target = self._source, self._target
+
+        def copy(part: slice) -> None:
+            np.copyto(target[part], source[part])
+
+        seconds = _time_split(copy, target.size, self._threads, repeats, skipped)
+        return [2 * target.nbytes / one for one in seconds]
+
+    def now(self) -> float:
+        """Bytes a second of one pass each, the higher of both."""
+        return max(self.read(1, 0) + self.copy(1, 0))
 
 
 def measure_memory(num_bytes: int, threads: int, repeats: int) -> tuple[Rate, Rate]:
     """Rates of reading an array of `num_bytes`, and of copying one (bytes read plus bytes written)."""
-    source = _random_array(num_bytes, seed=1)
-    target = _random_array(num_bytes // 2, seed=2)
-    label = f"{source.nbytes / MEGABYTE:.0f} MB"
-    half = target.size  # a copy's two arrays together are the working set
-
-    def copy(part: slice) -> None:
-        np.copyto(target[part], source[part])
-
-    _sum(source[:16])
-    read = _time_split(lambda part: _sum(source[part]), source.size, threads, repeats)
-    copied = _time_split(copy, half, threads, repeats)
-    return (
-        Rate("read", label, threads, tuple(source.nbytes / seconds for seconds in read)),
-        Rate("copy", label, threads, tuple(2 * target.nbytes / seconds for seconds in copied)),
-    )
+    probe = MemoryProbe(num_bytes, threads)
+    read, copied = tuple(probe.read(repeats)), tuple(probe.copy(repeats))
+    return Rate("read", probe.label, threads, read), Rate("copy", probe.label, threads, copied)
 
 
 def measure_matmul(
