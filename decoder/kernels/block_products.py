@@ -35,7 +35,7 @@ from decoder.kernels.row_tiles import (
 from decoder.kernels.sets import float32_weights, grouped_weights, pair_inputs, split_inputs, uses_tiles
 
 _RUN_STEPS: Final = 128  # lines of a run of k: 8 KB
-_STREAM_BYTES: Final = 2048  # how far ahead of one row's product its weights are prefetched
+_STREAM_BYTES: Final = 4096  # how far ahead the weights of a tile that takes all rows are prefetched
 
 
 def block_product(
@@ -86,9 +86,11 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
     num_passes, halves = len(passes), len(parts)  # two halves: sums of even and odd k are apart, and added last
     in_pairs = parts == (PAIR,)
     most, block_step, odd = tile.rows, tile.blocks, ROW_BLOCK * ROW_BYTES
-    # One row: its weights pass once, so all of its sums are kept at the same time.
-    single, several = row_tile((1,), 2, (parts,)), row_tile(range(2, most + 1), block_step, passes)
-
+    # One tile of both column blocks: its weights pass once, so all of its sums are kept from the first to the last.
+    both = block_step == 2
+    alone = most if both else 1
+    through = row_tile(range(1, alone + 1), 2, (parts,))
+    several = through if both else row_tile(range(2, most + 1), block_step, passes)
     name = f"{passes}_{tile.rows}_{tile.blocks}"
 
     @made_kernel(name)
@@ -112,14 +114,25 @@ def product_by_tiles(passes: tuple[Pass, ...], tile: Tile) -> Any:
             simd.store_floats(sums + offset, simd.splat(np.float32(0.0)))
             if halves == 2:
                 simd.store_floats(sums + odd + offset, simd.splat(np.float32(0.0)))
-        if rows == 1:
-            single(1, a, stride, weights, wide, steps, sums, odd, weights + _STREAM_BYTES, LINE_BYTES)
+        if rows <= alone:
+            # The last lines that are asked for are the next pair's first ones.
+            far = min(steps, _STREAM_BYTES // LINE_BYTES)
+            near, behind = steps - far, weights + (steps - far) * LINE_BYTES
+            if near > 0:
+                through(rows, a, stride, weights, wide, near, sums, odd, weights + _STREAM_BYTES, LINE_BYTES)
+            through(
+                rows, a + near * 4 * halves, stride, behind, wide, far, sums, odd, weights + 2 * wide, LINE_BYTES
+            )  # fmt: skip
         else:
             for block in range(0, 2, block_step):
                 for start in range(0, steps, run):
                     here, w = min(run, steps - start), weights + block * wide + start * LINE_BYTES
                     inputs, target = a + start * 4 * halves, sums + block * LINE_BYTES
-                    run_of_k(inputs, stride, rows, w, wide, here, target, w + here * LINE_BYTES, pace)
+                    ahead = w + here * LINE_BYTES
+                    # Behind the last run of both blocks the next pair begins.
+                    if both and start + here == steps:
+                        ahead = weights + 2 * wide
+                    run_of_k(inputs, stride, rows, w, wide, here, target, ahead, pace)
         if halves == 2:
             for offset in range(0, rows * ROW_BYTES, LINE_BYTES):
                 other = simd.load_floats(sums + odd + offset)
