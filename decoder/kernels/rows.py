@@ -54,7 +54,7 @@ from decoder.kernels.sets import (
     split_inputs,
     uses_tiles,
 )
-from decoder.kernels.stored_rows import store_row
+from decoder.kernels.stored_rows import note_rates, store_row
 
 LOG2_E = np.float32(1.4426950408889634)
 _GELU_RATE = np.float32(-2.0 * 1.4426950408889634 * 0.7978845608028654)  # -2 log2(e) sqrt(2 / pi)
@@ -319,11 +319,13 @@ def rotate_and_write(kernels: Any, frame: Any, layer: int, row: int) -> None:
     scales_at = start + frame[SCALES] + (layer * frame[LAYER_BYTES] // head_dim + position % frame[BLOCK_TOKENS]) * 2
     slot = start + layer * frame[LAYER_BYTES]
     slot += (position % frame[BLOCK_TOKENS]) * frame[ROW_BYTES]
+    # The queries are laid out; their place is free.
+    note_rates(kernels, query_norm, head_dim, half, source)
     for head in range(kv_heads):
         keys = source + (heads + head) * head_dim * 4
         values = keys + kv_heads * head_dim * 4
         target = slot + head * frame[HEAD_BYTES]
         scales = scales_at + head * frame[BLOCK_TOKENS] * 2
-        store_row(kernels, target, scales, keys, head_dim, True)
+        store_row(kernels, target, scales, keys, head_dim, source)
         value_scales = scales + frame[VALUE_OFFSET] // head_dim * 2
-        store_row(kernels, target + frame[VALUE_OFFSET], value_scales, values, head_dim, False)
+        store_row(kernels, target + frame[VALUE_OFFSET], value_scales, values, head_dim, 0)

@@ -294,7 +294,7 @@ def _emit_store_e4m3(builder: Any, address: Any, vector: Any) -> Any:
 
 
 def _emit_e4m3_misfit(builder: Any, vector: Any, scale: Any, inverse: Any, unit: Any) -> Any:
-    """See `kv_write/triton.py::misfit`, of which this is the CPU's form, bit for bit."""
+    """See `kv_write/row_scales.py::misfit`, of which this is the CPU's form, bit for bit."""
 
     def splat(value: int) -> ir.Constant:
         return _splat_constant(_VI32, value)
@@ -322,6 +322,18 @@ def _emit_misfit_unit(builder: Any, scale: Any) -> Any:
     most = _splat_constant(_VI32, 254)
     exponent = builder.select(builder.icmp_signed("<", exponent, most), exponent, most)
     return builder.bitcast(builder.shl(exponent, _splat_constant(_VI32, 23)), _VF32)
+
+
+def _emit_error_rates(builder: Any, bits: Any, most: Any) -> Any:
+    """See `kv_write/row_scales.py::error_rates`: powers of two of magnitudes with such bits, over the largest's."""
+
+    def exponent(number: Any) -> Any:
+        rounded = builder.add(number, _splat_constant(_VI32, 0x004AFB0D))
+        return builder.and_(rounded, _splat_constant(_VI32, 0x7F800000))
+
+    least = _splat_constant(_VI32, (127 - 8) << 23)
+    rates = builder.add(builder.sub(exponent(bits), exponent(most)), _splat_constant(_VI32, 127 << 23))
+    return builder.bitcast(builder.select(builder.icmp_signed(">", rates, least), rates, least), _VF32)
 
 
 def _emit_magnitudes(builder: Any, vector: Any, most: Any) -> Any:
@@ -497,6 +509,7 @@ store_scale = _operation(types.void, (types.int64, FLOATS), _emit_store_scale)
 e4m3_misfit = _operation(FLOATS, (FLOATS,) * 4, _emit_e4m3_misfit)
 widened_scale = _operation(FLOATS, (FLOATS, types.float32), _emit_widened_scale)
 misfit_unit = _operation(FLOATS, (FLOATS,), _emit_misfit_unit)
+error_rates = _operation(FLOATS, (INTS, INTS), _emit_error_rates)
 select_less = _operation(
     FLOATS, (types.float32, types.float32, FLOATS, FLOATS),
     lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),

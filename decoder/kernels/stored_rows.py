@@ -2,7 +2,7 @@
 
 A row is one token's keys, or values, of one head. A quantised row has a bfloat16 scale beside it, the largest magnitude
 over that of the element type, rounded up (see `common/layout.py`); a row that holds a NaN or an infinity gets a NaN, so
-all of it is read as NaN. Keys in fp8 have the best of sixteen scales from there on (`_fitted_scale`). Called by
+all of it is read as NaN. Keys in fp8 have the best of sixteen scales from there on (`row_scales.py`). Called by
 `rows.py` and by attention.
 """
 
@@ -16,8 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from decoder.kernels import simd
-from decoder.kernels.compiled import inlined, inlined_variant, kernel, made_kernel, variant
+from decoder.kernels.compiled import inlined_variant, kernel, made_kernel, variant
 from decoder.kernels.frame import ARENA, BLOCK_BYTES, BLOCK_TOKENS, HEAD_DIM, ROW_BYTES, SCALES, TABLE_WIDTH, TABLES
+from decoder.kernels.row_scales import E4M3_PEAK, INT8_PEAK, fitted_scale, lay_out_rates, scale_of
 from decoder.kernels.sets import (
     Bfloat16Storage,
     Float8Storage,
@@ -28,80 +29,65 @@ from decoder.kernels.sets import (
     storage,
 )
 
-INT8_PEAK: Final = np.float32(127.0)
-E4M3_PEAK: Final = np.float32(448.0)
 _E4M3_UNIT: Final = np.float32(256.0)  # what `simd.load_e4m3` leaves out
 
 
-@inlined
-def _scale_of(source: Any, head_dim: Any, peak: Any) -> Any:
-    most = simd.splat_ints(np.int32(0))
-    for column in range(0, head_dim, 16):
-        most = simd.magnitudes(simd.load_floats(source + column * 4), most)
-    return simd.row_scale(most, peak)
+def note_rates(kernels: Any, norm: int, head_dim: int, half: int, target: int) -> None:
+    """`lay_out_rates`, where `store_row` reads them."""
+    raise NotImplementedError("compiled code only")
 
 
-@inlined
-def _fitted_scale(source: Any, head_dim: Any) -> Any:
-    """Of the scale for e4m3 and of it times 17/16 to 31/16 that with the least squared error of the row, the first of
-    equals. Errors are counted in whole units of a quarter of the scale's power of two, so that the sum is exact."""
-    least = _scale_of(source, head_dim, E4M3_PEAK)
-    unit = simd.misfit_unit(least)
-    scale, error = least, np.float32(np.inf)
-    for sixteenths in range(16):
-        tried = simd.widened_scale(least, np.float32(1.0) + np.float32(sixteenths) * np.float32(0.0625))
-        inverse = simd.div(simd.splat(np.float32(1.0)), tried)
-        total = simd.splat(np.float32(0.0))
-        for column in range(0, head_dim, 16):
-            misfit = simd.e4m3_misfit(simd.load_floats(source + column * 4), tried, inverse, unit)
-            total = simd.add(total, misfit)
-        found = simd.reduce_add(total)
-        scale = simd.select_less(found, error, tried, scale)
-        error = min(error, found)
-    return scale
+@variant(note_rates)
+def _note_rates(kernels: Any, norm: Any, head_dim: Any, half: Any, target: Any) -> Any:
+    if storage(kernels) is Float8Storage:
+        return lambda kernels, norm, head_dim, half, target: lay_out_rates(norm, head_dim, half, target)
+    return lambda kernels, norm, head_dim, half, target: None
 
 
-def store_row(kernels: Any, address: int, scale_address: int, source: int, head_dim: int, is_key: bool) -> None:
-    """A row of float32 at `source` as stored elements at `address`; quantised, with its scale at `scale_address`."""
+def store_row(kernels: Any, address: int, scale_address: int, source: int, head_dim: int, rates: int) -> None:
+    """A row of float32 at `source` as stored elements at `address`; quantised, with its scale at `scale_address`.
+
+    `rates` is the address of those of `lay_out_rates` for a key, whose scale is fitted in e4m3, and 0 for a value.
+    """
     raise NotImplementedError("compiled code only")
 
 
 @variant(store_row)
-def _store_row(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> Any:
+def _store_row(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> Any:
     kind = storage(kernels)
     if kind is Float32Storage:
 
-        def float32(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> None:
+        def float32(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> None:
             for column in range(0, head_dim, 16):
                 simd.store_floats(address + column * 4, simd.load_floats(source + column * 4))
 
         return float32
     if kind is Float16Storage:
 
-        def float16(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> None:
+        def float16(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> None:
             for column in range(0, head_dim, 16):
                 simd.store_f16(address + column * 2, simd.load_floats(source + column * 4))
 
         return float16
     if kind is Bfloat16Storage:
 
-        def bfloat16(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> None:
+        def bfloat16(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> None:
             for column in range(0, head_dim, 16):
                 simd.store_bf16(address + column * 2, simd.load_floats(source + column * 4))
 
         return bfloat16
     if kind is Int8Storage:
 
-        def int8(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> None:
-            scale = _scale_of(source, head_dim, INT8_PEAK)
+        def int8(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> None:
+            scale = scale_of(source, head_dim, INT8_PEAK)
             simd.store_scale(scale_address, scale)
             for column in range(0, head_dim, 16):
                 simd.store_int8(address + column, simd.div(simd.load_floats(source + column * 4), scale))
 
         return int8
 
-    def float8(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, is_key: Any) -> None:
-        scale = _fitted_scale(source, head_dim) if is_key else _scale_of(source, head_dim, E4M3_PEAK)
+    def float8(kernels: Any, address: Any, scale_address: Any, source: Any, head_dim: Any, rates: Any) -> None:
+        scale = fitted_scale(source, head_dim, rates) if rates else scale_of(source, head_dim, E4M3_PEAK)
         simd.store_scale(scale_address, scale)
         for column in range(0, head_dim, 16):
             simd.store_e4m3(address + column, simd.div(simd.load_floats(source + column * 4), scale))

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from common.layout import KvLayout
 from decoder.grouped_arena import private_arena
-from decoder.kernels import blocks, sets, simd
+from decoder.kernels import blocks, quantized, sets, simd
 from decoder.kernels.compiled import entry
+from decoder.kernels.kv_write.cpu import write
+from decoder.kernels.row_scales import lay_out_rates
 from decoder.kernels.stored_rows import load_rows, load_scales, store_row
 from tests.kernels import oracles
 
@@ -25,23 +27,25 @@ QUANTIZED_TYPES = {sets.Int8Storage: torch.int8, sets.Float8Storage: torch.float
 
 @entry
 def _round_trip(
-    kernels: Any, source: int, stored: int, scales: int, rows: int, target: int, factors: int, keys: bool
+    kernels: Any, source: int, stored: int, scales: int, rows: int, target: int, factors: int, rates: int
 ) -> None:
     for row in range(rows):
-        if keys:
-            store_row(kernels, stored + row * HEAD_DIM, scales + row * 2, source + row * HEAD_DIM * 4, HEAD_DIM, True)
-        else:
-            store_row(kernels, stored + row * HEAD_DIM, scales + row * 2, source + row * HEAD_DIM * 4, HEAD_DIM, False)
+        store_row(kernels, stored + row * HEAD_DIM, scales + row * 2, source + row * HEAD_DIM * 4, HEAD_DIM, rates)
     load_rows(kernels, stored, rows, HEAD_DIM, target)
     for row in range(0, rows if factors else 0, 16):
         simd.store_floats(factors + row * 4, load_scales(kernels, scales + row * 2))
+
+
+@entry
+def _rates(norm: int, head_dim: int, half: int, target: int) -> None:
+    lay_out_rates(norm, head_dim, half, target)
 
 
 def half_round_trip(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
     """A row of HEAD_DIM as stored in float16, and read back."""
     stored, back = np.zeros(HEAD_DIM, np.float16), np.zeros(HEAD_DIM, np.float32)
     kernels = sets.WideKernels(sets.Float16Storage())
-    _round_trip(kernels, values.ctypes.data, stored.ctypes.data, 0, 1, back.ctypes.data, 0, False)
+    _round_trip(kernels, values.ctypes.data, stored.ctypes.data, 0, 1, back.ctypes.data, 0, 0)
     return stored, back
 
 
@@ -54,8 +58,9 @@ def quantized_round_trip(
     stored, bits = np.zeros(values.shape, np.uint8), np.zeros(places, np.uint16)
     back, factors = np.zeros(values.shape, np.float32), np.zeros(places, np.float32)
     kernels = sets.WideKernels(storage)
+    rates = np.ones(HEAD_DIM, np.float32)
     source, target, elements, scales, found = (x.ctypes.data for x in (values, back, stored, bits, factors))
-    _round_trip(kernels, source, elements, scales, rows, target, found, keys)
+    _round_trip(kernels, source, elements, scales, rows, target, found, rates.ctypes.data if keys else 0)
     return stored, (bits[:rows].astype(np.uint32) << 16).view(np.float32), back * factors[:rows, None]
 
 
@@ -119,6 +124,45 @@ def test_keys_in_e4m3_have_the_best_of_sixteen_scales(gain: float) -> None:
     error, before = (np.square(rows.astype(np.float64) / gain - exact).sum() for rows in (back, plain))
     if gain > 1e-37:  # there the least normal scale is too coarse for a choice
         assert error < 0.85 * before
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (64, 32), (80, 80), (96, 24), (256, 256)])
+def test_rates_of_errors_are_powers_of_two_by_the_weights_of_a_norm(head_dim: int, rotary_dim: int) -> None:
+    """Bit for bit as the oracle's, at most 1, alike for what is rotated together; all 1 without a norm."""
+    norm = (np.exp2(3 * np.random.default_rng(6).standard_normal(head_dim))).astype(np.float32)
+    norm[[1, 5, head_dim - 1]] = -norm[1], 0, 1e-30
+    found = np.full(head_dim + 16, np.nan, np.float32)
+    _rates(norm.ctypes.data, head_dim, rotary_dim // 2, found.ctypes.data)
+    want = oracles.error_rates(torch.from_numpy(norm), rotary_dim).numpy()
+    assert np.array_equal(found[:head_dim], want) and np.isnan(found[head_dim:]).all()
+    assert want.max() == 1 and len(set(want)) > 4 and (want >= 2.0**-8).all()
+    _rates(0, head_dim, rotary_dim // 2, found.ctypes.data)
+    assert (found[:head_dim] == 1).all() and np.isnan(found[head_dim:]).all()
+
+
+@pytest.mark.parametrize("rotary_dim", [64, 32, 24])
+def test_errors_of_keys_count_by_the_norm_of_queries(rotary_dim: int) -> None:
+    """Where queries have a norm, an e4m3 scale is that with the least error times its weights, bit for bit as the
+    oracle to which the GPU's form is held too. A quarter of the scales at least are others than without
+    it: the control."""
+    generator = torch.Generator().manual_seed(11)
+    query_norm = torch.randn(64, generator=generator).exp2() * 0.1
+    key_norm = (torch.randn(64, generator=generator).abs() * 16).round() / 16 + 0.25
+    rows, keys = oracles.keys_of_exact_norms(12, key_norm, seed=12)
+    layout = KvLayout.of(1, 8, 64, 16, "fp8_e4m3")
+    storage = torch.zeros((13, layout.block_bytes), dtype=torch.uint8)
+    arena, scales = quantized.views(storage, 1, 8, 64, 16, torch.float8_e4m3fn)
+    numbers, ones = torch.arange(1, 13, dtype=torch.int32), torch.ones((1, rotary_dim // 2))
+    write(
+        rows, rows, rows, arena, 0, numbers[:, None].contiguous(), numbers - 1, numbers * 0, ones, ones * 0,
+        torch.empty_like(rows), scales=scales, norms=(query_norm, key_norm), epsilon=0.0,
+    )  # fmt: skip
+    rates = oracles.error_rates(query_norm, rotary_dim)
+    elements, want = oracles.quantize(keys, torch.float8_e4m3fn, keys=True, rates=rates)
+    got = scales[1:, 0, 0, :, 0]
+    assert torch.equal(got.view(torch.int16), want.view(torch.int16))
+    assert torch.equal(arena[1:, 0, 0, :, 0].contiguous().view(torch.uint8), elements.view(torch.uint8))
+    assert (got != oracles.quantize(keys, torch.float8_e4m3fn, keys=True)[1]).float().mean() > 0.25
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)

@@ -47,9 +47,21 @@ def norm_rotate(
     return torch.cat([first * c - second * s, second * c + first * s, rest], dim=-1)
 
 
-def quantize(x: torch.Tensor, kind: torch.dtype, *, keys: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def error_rates(norm: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """What the error of each column [dim] of a key is multiplied with, by the weights of the queries' norm [dim]."""
+    size, half = norm.double().abs(), rotary_dim // 2
+    pairs = torch.maximum(size[:half], size[half : 2 * half])
+    size = torch.cat([pairs, pairs, size[2 * half :]])
+    exponent = torch.log2(size.clamp_min(2.0**-126)).round()
+    return torch.exp2((exponent - exponent.max()).clamp_min(-8))
+
+
+def quantize(
+    x: torch.Tensor, kind: torch.dtype, *, keys: bool = False, rates: torch.Tensor | float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of x [..., dim] as int8 or e4m3 elements and the scale of each row; in e4m3 that of keys is the one of
-    sixteen with the least squared error, counted in quarters of the power of two below the least."""
+    sixteen with the least squared error, times columns' rates counted in quarters of the power of two below the
+    least."""
     peak = 127.0 if kind == torch.int8 else 448.0
     exact = (x.float().abs().amax(-1) / peak).clamp_min(torch.finfo(torch.bfloat16).tiny)
     scale = _bfloat16_up(exact)
@@ -59,7 +71,8 @@ def quantize(x: torch.Tensor, kind: torch.dtype, *, keys: bool = False) -> tuple
         errors = []
         for one in tried:
             y = (x.float() * (1 / one.float())[..., None]).clamp(-448, 448).to(kind).double()
-            errors.append(((x.double() - y * one.double()[..., None]) * unit[..., None]).round().square().sum(-1))
+            error = (x.double() - y * one.double()[..., None]) * unit[..., None] * rates
+            errors.append(error.round().square().sum(-1))
         best = torch.stack(errors).argmin(0)
         scale = torch.stack(tried).gather(0, best[None])[0]
     y = x.float() / scale.float()[..., None]
@@ -72,13 +85,26 @@ def _bfloat16_up(exact: torch.Tensor) -> torch.Tensor:
     return torch.where(near.float() < exact, torch.nextafter(near, torch.full_like(near, torch.inf)), near)
 
 
-def held(rows: torch.Tensor, stored: torch.dtype | None, *, keys: bool = False) -> torch.Tensor:
+def keys_of_exact_norms(tokens: int, norm: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [tokens, heads = 8, 64] whose root mean square is 8, and what they are with weights `norm` [64] of few bits:
+    exact in float32, in whatever order squares are summed (epsilon 0)."""
+    sizes = torch.tensor([40.0, 30.0, 20.0, *[5.0] * 40, *[3.0] * 20, 4.0])
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (tokens * 8, 64), generator=generator) * 2.0 - 1
+    order = torch.rand(signs.shape, generator=generator).argsort(1)
+    rows = (sizes[order] * signs).reshape(tokens, 8, 64)
+    return rows, rows / 8 * norm
+
+
+def held(
+    rows: torch.Tensor, stored: torch.dtype | None, *, keys: bool = False, rates: torch.Tensor | float = 1.0
+) -> torch.Tensor:
     """Rows [..., dim] as a cache of type `stored` gives them back, float64; None keeps them as they are."""
     if stored is None:
         return rows
     if stored.itemsize > 1:
         return rows.to(stored).double()
-    elements, scales = quantize(rows, stored, keys=keys)
+    elements, scales = quantize(rows, stored, keys=keys, rates=rates)
     return elements.double() * scales.double()[..., None]
 
 

@@ -33,8 +33,8 @@ def write(
     queries and rotated [tokens, heads, head_dim], `rotated` of the arena's type unless that is quantised; keys and
     values [tokens, kv_heads, head_dim]; arena as in `common/layout.py`, with `scales` when quantised; tables int32
     [batch, width]; sequences and positions int32 [tokens]; cosines and sines float32 [max_position, rotary_dim / 2];
-    norms: weights float32 [head_dim] of queries and keys. Raises Internal on shapes or numbers that do not fit; nothing
-    is written then.
+    norms: weights float32 [head_dim] of queries and keys; those of queries also say which errors of e4m3 keys count.
+    Raises Internal on shapes or numbers that do not fit; nothing is written then.
     """
     check_paged(rotated, arena, scales, tables, layer)
     tokens, heads, head_dim = queries.shape

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from common.errors import Internal
 from decoder.kernels.gpu import NOT_QUANTIZED, check_paged, kernel, power_of_two, scale_planes
+from decoder.kernels.kv_write.row_scales import error_rates, quantize
 
 _HEADS_AT_ONCE: Final = 8
 
@@ -60,75 +61,6 @@ def narrow(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     if DTYPE == tl.float16:  # noqa: SIM300
         x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
     return x.to(DTYPE)
-
-
-@kernel
-def misfit(x: tl.tensor, scale: tl.tensor, unit: tl.tensor) -> tl.tensor:
-    """Of rows x with such scales [rows], stored as e4m3: the squared errors in whole units, summed.
-
-    Sums below 2**24 are exact, and so the same in whatever order they are taken: an error is at most 256 units, and a
-    head has at most 256 elements. Products here are exact, or rounded before a sum, so contraction changes nothing.
-    """
-    y = x * tl.div_rn(1.0, scale)[:, None]
-    y = tl.minimum(tl.maximum(y, -448.0), 448.0)
-    bits = y.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-    error = (x - bits.to(tl.float32, bitcast=True) * scale[:, None]) * unit[:, None]
-    whole = (error + 12582912.0) - 12582912.0
-    return tl.sum(whole * whole, 1)
-
-
-@kernel
-def fitted(x: tl.tensor, bits: tl.tensor) -> tl.tensor:
-    """Of scales with such bits, and of them times 17/16 to 31/16, the bits of those with the least squared error of
-    rows x as e4m3, the first of equals: a key's largest elements are its head's outliers, whose rounding is most of the
-    error of a product."""
-    least = bits.to(tl.float32, bitcast=True)
-    exponent = tl.minimum(256 - (bits >> 23), 254)
-    unit = (exponent << 23).to(tl.float32, bitcast=True)  # 4 over the power of two below the scale
-    best = misfit(x, least, unit)
-    for sixteenths in tl.static_range(1, 16):
-        tried = ((least * (1.0 + sixteenths * 0.0625)).to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
-        found = misfit(x, tried.to(tl.float32, bitcast=True), unit)
-        bits = tl.where(found < best, tried, bits)
-        best = tl.minimum(found, best)
-    return bits
-
-
-@kernel
-def quantize(x: tl.tensor, KIND: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
-    """Rows of x as stored elements, and the bits of each row's scale. KEYS: they are keys, whose e4m3 scales are
-    `fitted`.
-
-    A scale is a bfloat16 number, rounded up, at least the smallest normal one; NaN for a row with a NaN or an infinity.
-    Divisions are exact to the last bit, so that the CPU's form stores the same bytes.
-    """
-    peak = 127.0 if KIND == 1 else 448.0
-    # Compared as integers, so that no NaN is lost.
-    most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    scale = tl.div_rn(most.to(tl.float32, bitcast=True), peak).to(tl.int32, bitcast=True)
-    scale = tl.maximum((scale + 0xFFFF) & -0x10000, 0x00800000)
-    scale = tl.where(most < 0x7F800000, scale, 0x7FC00000)
-    if KEYS and KIND != 1:
-        scale = fitted(x, scale)
-    y = tl.div_rn(x, scale.to(tl.float32, bitcast=True)[:, None])
-    if KIND == 1:
-        # The low bits of y + 1.5 * 2**23 are y rounded to an integer, half to even.
-        shifted = tl.minimum(tl.maximum(y, -127.0), 127.0) + 12582912.0
-        stored = shifted.to(tl.int32, bitcast=True).to(tl.int8)
-    else:
-        # e4m3 by hand, half to even: above 2**-6 in the bits of float32, below in steps of 2**-9.
-        y = tl.minimum(tl.maximum(y, -448.0), 448.0)
-        bits = y.to(tl.uint32, bitcast=True)
-        sign = (bits >> 24) & 0x80
-        bits = bits & 0x7FFFFFFF
-        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
-        shifted = tl.abs(y) * 512.0 + 8388608.0
-        subnormal = shifted.to(tl.uint32, bitcast=True) & 0xF
-        stored = (sign | tl.where(tl.abs(y) < 0.015625, subnormal, normal)).to(tl.uint8)
-        if KIND == 2:
-            stored = stored.to(tl.float8e4nv, bitcast=True)
-    return stored, (scale >> 16).to(tl.int16)
 
 
 def warps_for(kind: int) -> int:
@@ -214,10 +146,11 @@ def write_kernel(
             tl.store(value_arena + target[:, None] + columns[None, :], stored, mask=mask)
         else:
             scale_place = block * scale_stride + heads.to(tl.int64) * scale_head_stride + slot
-            stored, scale = quantize(x, KIND, True)
+            rates = error_rates(query_norm, columns, HEAD_DIM, ROTARY_DIM, NORM and KIND != 1)
+            stored, scale = quantize(x, KIND, True, rates)
             tl.store(key_arena + target[:, None] + columns[None, :], stored, mask=mask)
             tl.store(key_scales + scale_place, scale, mask=m_heads)
-            stored, scale = quantize(v.to(tl.float32), KIND, False)
+            stored, scale = quantize(v.to(tl.float32), KIND, False, rates)
             tl.store(value_arena + target[:, None] + columns[None, :], stored, mask=mask)
             tl.store(value_scales + scale_place, scale, mask=m_heads)
 
@@ -244,8 +177,8 @@ def write(
     queries and rotated [tokens, heads, head_dim], `rotated` of the arena's type unless that is quantised; keys and
     values [tokens, kv_heads, head_dim] (rows may be slices of one projection); arena as in `common/layout.py`, with
     `scales` when quantised; tables int32 [batch, width]; sequences and positions int32 [tokens]; cosines and sines
-    float32 [max_position, rotary_dim / 2]; norms: weights [head_dim] of queries and keys. Two rows of one call never
-    share a slot. Raises Internal on shapes that do not fit.
+    float32 [max_position, rotary_dim / 2]; norms: weights [head_dim] of queries and keys; those of queries also say
+    which errors of e4m3 keys count. Two rows of one call never share a slot. Raises Internal on shapes that do not fit.
     """
     kind = check_paged(rotated, arena, scales, tables, layer)
     tokens, heads, head_dim = queries.shape

@@ -105,7 +105,8 @@ def oracle_logits(config: ModelConfig, token_ids: np.ndarray, stored: torch.dtyp
             oracles.norm_rotate(part, positions, angles.cos(), angles.sin(), weight)
             for part, weight in zip(parts, head_norms, strict=False)
         )
-        k, v = oracles.held(k, stored, keys=True), oracles.held(parts[2], stored)
+        rates = 1.0 if head_norms[0] is None else oracles.error_rates(head_norms[0], rope.dim)
+        k, v = oracles.held(k, stored, keys=True, rates=rates), oracles.held(parts[2], stored)
         out, _ = oracles.attention(
             q, k, v, config.query_scale, window=layer.window or 0, soft_cap=config.attention_cap or 0.0
         )

@@ -52,7 +52,8 @@ def check(
     for plane, want in ((0, want_k[real]), (1, v[real])):
         got = arena[blocks, LAYER, plane, :, slots].float()
         if scales is not None:
-            _, scale = oracles.quantize(want, arena.dtype, keys=plane == 0)
+            rates = oracles.error_rates(norms[0].cpu(), rotary_dim or head_dim).to(DEVICE) if norms else 1.0
+            _, scale = oracles.quantize(want, arena.dtype, keys=plane == 0, rates=rates)
             stored_scale = scales[blocks, LAYER, plane, :, slots].float()
             # The next number up where the true maximum is computed a bit higher; never lower than needed.
             assert torch.allclose(stored_scale, scale.float(), rtol=2**-7)
@@ -137,6 +138,31 @@ def test_quantised_bytes_are_those_of_the_definition(stored: torch.dtype) -> Non
         assert torch.equal(scales[1:, LAYER, plane, :, 0].view(torch.int16), want.view(torch.int16))
         got = arena[1:, LAYER, plane, :, 0].contiguous().view(torch.uint8)
         assert torch.equal(got, elements.view(torch.uint8))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.uint8])
+def test_errors_of_keys_count_by_the_norm_of_queries(stored: torch.dtype) -> None:
+    """Where queries have a norm, an e4m3 scale is that with the least error times its weights, bit for bit; what is
+    rotated together counts alike. A quarter of the scales at least are others than without
+    it: the control."""
+    query_norm, key_norm = random(64, seed=8).exp2() * 0.1, (random(64, seed=9).abs() * 16).round() / 16 + 0.25
+    rows, keys = oracles.keys_of_exact_norms(12, key_norm.cpu(), seed=10)
+    arena, scales = empty_arena(12, 8, 16, 64, stored)
+    assert scales is not None
+    numbers = torch.arange(1, 13, dtype=torch.int32, device=DEVICE)
+    ones = torch.ones((1, 16), device=DEVICE)
+    rows = rows.to(DEVICE)
+    kv_write.write(
+        rows, rows, rows, arena, LAYER, numbers[:, None].contiguous(), numbers - 1, numbers * 0, ones, ones * 0,
+        torch.empty_like(rows), scales=scales, norms=(query_norm, key_norm), epsilon=0.0,
+    )  # fmt: skip
+    rates = oracles.error_rates(query_norm.cpu(), 32)
+    assert torch.equal(rates[:16], rates[16:32]) and not torch.equal(rates[32:48], rates[48:])
+    elements, want = oracles.quantize(keys, torch.float8_e4m3fn, keys=True, rates=rates)
+    got = scales[1:, LAYER, 0, :, 0].cpu()
+    assert torch.equal(got.view(torch.int16), want.view(torch.int16))
+    assert torch.equal(arena[1:, LAYER, 0, :, 0].cpu().contiguous().view(torch.uint8), elements.view(torch.uint8))
+    assert (got != oracles.quantize(keys, torch.float8_e4m3fn, keys=True)[1]).float().mean() > 0.25
 
 
 def test_a_quantised_row_that_is_not_finite_is_nan() -> None:
