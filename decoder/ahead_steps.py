@@ -64,7 +64,9 @@ class Flight:
 
 
 class AheadSteps(Steps):
-    """Keeps one step under way between two of the loop's."""
+    """Keeps one step under way between two of the loop's. The cores have time for a report of each."""
+
+    report_steps = 1
 
     def __init__(self, model: AheadModel, *parts: Any, reporter: Reporter, **options: Any) -> None:
         super().__init__(model, *parts, **options)

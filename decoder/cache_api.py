@@ -64,8 +64,8 @@ class SequenceReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The one message of a step. `lacking` are leases that stand still, best ranked first, each as often as it lacks a
-    block."""
+    """What steps did, in one message. `lacking` are leases that stand still, best ranked first, each as often as it
+    lacks a block."""
 
     sequences: tuple[SequenceReport, ...]
     returned: IntArray

@@ -85,6 +85,7 @@ class Committer:
             sequence.copy = None
             sequence.copied = True
             self._requests.of(sequence).cow_copies += 1
+            self._reporter.hurry()
 
     def count_generated(self, request: Request, num_tokens: int = 1) -> None:
         """A request gained so many tokens."""
@@ -93,10 +94,12 @@ class Committer:
 
     def commit(self, work: Work, draws: Rows[tuple[Sequence, int, Drawn]], expansions: Expansions) -> list[Fork]:
         """The step has finished: count what is computed, give the tokens out; the forks that are to be asked for."""
-        num_drawn = Counter(sequence.sequence_id for sequence, _, _ in draws)
+        num_drawn = Counter(sequence.sequence_id for sequence, _, _ in draws) if work.drafts else Counter()
         for sequence, count in work.parts:
             drafts = work.drafts.get(sequence.sequence_id)
             if drafts is None:
+                if count > 1 or sequence.num_computed < sequence.num_prompt:
+                    self._reporter.hurry()  # a prompt's blocks, which others may wait for
                 sequence.num_computed += count
             else:  # as many guesses were right as tokens were drawn after the first
                 accepted = num_drawn[sequence.sequence_id] - 1
@@ -107,18 +110,8 @@ class Committer:
         for sequence, index, drawn in draws:
             if sequence.state is not SequenceState.RUNNING:
                 continue
-            if isinstance(drawn.fault, TesseraError):
-                self.fail_sequence(sequence, drawn.fault)
-            elif drawn.fault is not None:
-                get_logger().error(
-                    "draw_failed", request_id=sequence.request.request_id, sample=index,
-                    error=type(drawn.fault).__name__, frames=where(drawn.fault),
-                )  # fmt: skip
-                self.fail_sequence(sequence, Internal("the next token of this request could not be drawn"))
-            elif drawn.token is None and sequence.request.constraint is not None:
-                self.fail_sequence(sequence, dead_end())
-            elif drawn.token is None:
-                self.fail_sequence(sequence, Internal("the model gave numbers that are not finite"))
+            if drawn.token is None:
+                self.fail_sequence(sequence, _no_token(sequence, index, drawn.fault))
             elif sequence.is_trunk:
                 trunks.setdefault(sequence.sequence_id, []).append((index, drawn))
             elif self._gain(self._requests.of(sequence), index, drawn, sequence.num_generated + 1, sequence):
@@ -229,3 +222,18 @@ class Committer:
         """Forget the forks and the handles that are on their way: the session is gone."""
         self._branches.clear()
         self.keeping.clear()
+
+
+def _no_token(sequence: Sequence, index: int, fault: Exception | None) -> TesseraError:
+    """The error of a request whose next token could not be drawn."""
+    if isinstance(fault, TesseraError):
+        return fault
+    if fault is not None:
+        get_logger().error(
+            "draw_failed", request_id=sequence.request.request_id, sample=index, error=type(fault).__name__,
+            frames=where(fault),
+        )  # fmt: skip
+        return Internal("the next token of this request could not be drawn")
+    if sequence.request.constraint is not None:
+        return dead_end()
+    return Internal("the model gave numbers that are not finite")

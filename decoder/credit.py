@@ -46,6 +46,11 @@ class Credit:
         return self._asked > 0 or self._is_away
 
     @property
+    def is_lean(self) -> bool:
+        """Whether the daemon wanted blocks back not long ago."""
+        return self._lean > 0
+
+    @property
     def ahead_steps(self) -> int:
         """How many steps ahead need is to be counted."""
         return 1 if self._lean else AHEAD_STEPS

@@ -20,7 +20,7 @@ from decoder.sequence import IntArray, LeaseId, Sequence
 
 
 class Reporter:
-    """Gathers one report a step; a sequence is told of when it completed a block, took one, or copied."""
+    """Gathers one report of some steps; a sequence is told of when it completed a block, took one, or copied."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -39,8 +39,18 @@ class Reporter:
         self._queued = 0
         self._applied_revision = 0
         self._acknowledge = False
+        self._is_urgent = False
         self.generated_tokens = 0
         self.preemptions = 0
+
+    def hurry(self) -> None:
+        """Somebody may wait for what is to be told next: a prompt's blocks, or the source of a copy."""
+        self._is_urgent = True
+
+    def is_urgent(self, queued: int) -> bool:
+        """Whether anything is to be told that should not wait for some steps; `queued` as in `build`."""
+        has_word = self._is_urgent or self._acknowledge or bool(self._released or self._noted)
+        return has_word or queued != self._queued
 
     @property
     def has_releases(self) -> bool:
@@ -125,7 +135,7 @@ class Reporter:
         queued: int,
         lacking: Iterable[tuple[Sequence, int]] = (),
     ) -> Report | None:
-        """The report of this step, or None where there is nothing to say. `lacking` are (sequence, blocks) of those
+        """What is to be told now, or None where there is nothing to say. `lacking` are (sequence, blocks) of those
         that stand still for want of so many."""
         sequences = [
             self._difference(sequence, sequence.lease)
@@ -148,7 +158,7 @@ class Reporter:
         self._released, self._noted = [], []
         self.has_late_releases = False
         self._queued = queued
-        self._acknowledge = False
+        self._acknowledge = self._is_urgent = False
         self.generated_tokens = self.preemptions = 0
         return report
 

@@ -2,10 +2,11 @@
 
 How a plan is computed is `steps.py`'s, or on a device, where the next step is launched while one runs, that of
 `ahead_steps.py`. Invariants: nothing waits for an RPC while a sequence decodes; copies run before anything reads or
-writes their targets; what a step wrote is reported only after the step has finished; nothing is given out that was
-computed while the lease may have run out; while the session's stream is broken the loop goes on with what is held; a
-fault in a step fails the requests of that step, and the loop goes on. Called by one thread, which `decoder/engine.py`
-runs. No socket, no protobuf: the cache manager is behind `CacheClient`, gateways behind `Sink`.
+writes their targets; what a step wrote is reported only after the step has finished, and before anything is acquired
+or anybody could wait for it; nothing is given out that was computed while the lease may have run out; while the
+session's stream is broken the loop goes on with what is held; a fault in a step fails the requests of that step, and
+the loop goes on. Called by one thread, which `decoder/engine.py` runs. No socket, no protobuf: the cache manager is
+behind `CacheClient`, gateways behind `Sink`.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class StepLoop:
         )
         self._steps = self._steps_of(model)
         self._next_retry_ns = 0
+        self._steps_unreported = 0
 
     def _steps_of(self, model: StepModel) -> Steps:
         runner = Runner(self.options.max_batch, self.options.chunk_tokens)
@@ -154,7 +156,8 @@ class StepLoop:
         moved |= self._steps.are_under_way
         plan = self._steps.plan()
         self._give_way(plan)
-        self._report(plan.lacking)
+        if self._is_report_due(plan):
+            self._report(plan.lacking)
         self._admit()
         if plan.has_work:
             self._compute(plan, self.intake.session)
@@ -214,10 +217,20 @@ class StepLoop:
             self._committer.fail_sequence(sequence, error)
         plan.drop_ended()
 
+    def _is_report_due(self, plan: Plan) -> bool:
+        # A report takes about a millisecond of CPU time in all. Blocks that decodes complete are for prompts to come,
+        # and credit is asked for well ahead; whatever anybody may wait for is told at once.
+        self._steps_unreported += 1
+        decodes_alone = bool(plan.decodes) and not (plan.chunks or plan.lacking)
+        if not decodes_alone or self._steps_unreported >= self._steps.report_steps or self._scheduler.credit.is_lean:
+            return True
+        return self._reporter.is_urgent(len(self._scheduler.queue.waiting))
+
     def _report(self, lacking: Collection[tuple[Sequence, int]] = ()) -> None:
         session = self.intake.reachable_session
         if session is None:
             return
+        self._steps_unreported = 0
         scheduler = self._scheduler
         wanted, returned = scheduler.credit.settle(scheduler.need_soon(), in_need=bool(lacking))
         gives_back = self._reporter.has_late_releases or len(returned) > 0
@@ -236,8 +249,8 @@ class StepLoop:
     def _admit(self) -> None:
         session = self.intake.reachable_session
         while session is not None and (sequence := self._scheduler.next_admission()) is not None:
-            if self._reporter.has_releases:
-                self._report()
+            if self._reporter.has_releases or self._steps_unreported:
+                self._report()  # it may read what was computed, and needs the room
             self._next_retry_ns = self._clock_ns() + int(RETRY_SECONDS * 1e9)
             request = sequence.request
             command = Acquire(

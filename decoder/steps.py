@@ -31,7 +31,13 @@ NO_EXPANSIONS: Final[Expansions] = []
 
 
 class Steps:
-    """Computes each plan at once. `is_fenced` says whether the lease may have run out."""
+    """Computes each plan at once. `is_fenced` says whether the lease may have run out.
+
+    `report_steps`: what decodes alone bring is reported once in so many steps, half of those that credit is asked
+    ahead for, since the cores that a report takes compute here.
+    """
+
+    report_steps = 4
 
     def __init__(
         self,
