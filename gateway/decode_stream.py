@@ -8,6 +8,7 @@ by `gateway/generation.py`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,7 @@ from gateway.outbox import Outbox
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2
 
-REPORT_TOKENS: Final = 32
+REPORT_TOKENS: Final = 64  # of a request are read between two reports of it
 _SLACK_TOKENS: Final = 64  # a step may bring several tokens past the window
 
 
@@ -72,22 +73,20 @@ class Update:
     sample_ends: list[SampleEnd] = field(default_factory=list)
     end: RequestEnd | None = None
     failure: TesseraError | None = None
+    num_tokens: int = 0  # over all samples
 
     def add_tokens(
         self, index: int, token_ids: Iterable[int], logprobs: Iterable[inference_pb2.TokenLogprob] = ()
     ) -> None:
         """Add tokens that sample `index` gained after those it has here."""
+        new = list(token_ids)
+        self.num_tokens += len(new)
         for gain in self.gains:
             if gain.index == index:
-                gain.token_ids.extend(token_ids)
+                gain.token_ids.extend(new)
                 gain.logprobs.extend(logprobs)
                 return
-        self.gains.append(Gain(index, list(token_ids), list(logprobs)))
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in this update, over all samples."""
-        return sum(len(gain.token_ids) for gain in self.gains)
+        self.gains.append(Gain(index, new, list(logprobs)))
 
 
 class DecodeStream:
@@ -105,7 +104,8 @@ class DecodeStream:
         self.num_samples = num_samples
         self._outbox = outbox
         self._forget = forget
-        self._queue: asyncio.Queue[Update] = asyncio.Queue()
+        self._updates: deque[Update] = deque()
+        self._waiter: asyncio.Future[None] | None = None  # of the one reader
         self._waiting_tokens = 0
         self._max_waiting = num_samples * (window_tokens + _SLACK_TOKENS)
         self._report_every = max(1, min(REPORT_TOKENS, window_tokens // 2))
@@ -115,7 +115,13 @@ class DecodeStream:
 
     async def next(self) -> Update:
         """The next update. Raises the error that ended the request."""
-        update = await self._queue.get()
+        while not self._updates:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        update = self._updates.popleft()
         self._waiting_tokens -= update.num_tokens
         if update.failure is not None:
             raise update.failure
@@ -147,11 +153,16 @@ class DecodeStream:
         self._waiting_tokens += update.num_tokens
         if self._waiting_tokens > self._max_waiting:
             self.close()
-            self._queue.put_nowait(Update(failure=Internal("a decoder ran past the window of the request")))
+            self._put(Update(failure=Internal("a decoder ran past the window of the request")))
             return
         if update.end is not None or update.failure is not None:
             self._over = True
-        self._queue.put_nowait(update)
+        self._put(update)
+
+    def _put(self, update: Update) -> None:
+        self._updates.append(update)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def fail(self, error: TesseraError) -> None:
         """End the request with an error, without a word to the decoder."""

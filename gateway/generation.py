@@ -23,6 +23,7 @@ from gateway.validation import Plan
 from tessera.decode.v1 import decode_pb2
 from tessera.inference.v1 import inference_pb2 as pb
 
+NO_ENDS: Final[dict[int, SampleEnd]] = {}
 CONFIRM_SECONDS: Final = 10.0  # how long a decoder may take to confirm samples that were ended here
 
 
@@ -57,6 +58,7 @@ class Generation:
             )
             for _ in range(plan.num_samples)
         ]
+        self._num_open = plan.num_samples
         self._stream = stream
         self._plan = plan
         self.request_id = request_id
@@ -78,7 +80,7 @@ class Generation:
         while True:
             update = await self._next()
             for response in self._apply(update):
-                if response.HasField("finished") and response.finished.session_handle:
+                if update.sample_ends and response.finished.session_handle:
                     await self._settle(response.finished)
                 await write(response)
             if update.end is not None:
@@ -124,7 +126,7 @@ class Generation:
 
     @property
     def _has_ended(self) -> bool:
-        return all(sample.has_ended for sample in self._samples)
+        return self._num_open == 0
 
     async def _next(self) -> Update:
         if not self._has_ended:
@@ -138,45 +140,41 @@ class Generation:
             return Update(end=RequestEnd(cow_copies=0))
 
     def _apply(self, update: Update) -> list[pb.GenerateResponse]:
-        responses = []
+        responses: list[pb.GenerateResponse] = []
         if update.start is not None:
             self._start = update.start
             self._prompt_tokens = update.start.prompt_tokens or self._prompt_tokens
             if self._goes_on:  # the answer goes on where the one before ended, in mid-word perhaps
                 for sample in self._samples:
                     sample.prime(update.start.base_tokens)
-        ends = {end.index: end for end in update.sample_ends}
+        ends = {end.index: end for end in update.sample_ends} if update.sample_ends else NO_ENDS
         if update.gains and self._first_token is None:
             if self._start is None:
                 raise Internal("a decoder sent tokens before the start of their request")
             self._first_token = self._clock()
             responses.append(pb.GenerateResponse(accepted=self._accepted(self._start)))
         for gain in update.gains:
-            responses += self._gain(gain, ends)
+            self._gain(gain, ends.get(gain.index), responses)
         for end in update.sample_ends:
             responses += self._end(end)
         return responses
 
-    def _gain(self, gain: Gain, ends: dict[int, SampleEnd]) -> list[pb.GenerateResponse]:
+    def _gain(self, gain: Gain, end: SampleEnd | None, responses: list[pb.GenerateResponse]) -> None:
+        # Comes once a token: messages are filled in field by field, which takes a third of the time that keywords do.
         sample = self._sample(gain.index)
         if sample.has_ended or sample.stop is not None:  # came before the decoder heard that it is cancelled
-            return []
-        end = ends.get(gain.index)
+            return
         text, used, stop = sample.feed(gain.token_ids, None if end is None else end.stop_token_id)
-        responses = []
         if end is not None and stop is None:
             tail, stop = sample.flush()
             text += tail
-        responses.append(
-            pb.GenerateResponse(
-                delta=pb.Delta(
-                    index=gain.index,
-                    text=text,
-                    token_ids=gain.token_ids[:used],
-                    logprobs=gain.logprobs[:used] if self._plan.wants_logprobs else (),
-                )
-            )
-        )
+        response = pb.GenerateResponse()
+        delta = response.delta
+        delta.index, delta.text = gain.index, text
+        delta.token_ids.extend(gain.token_ids[:used])
+        if self._plan.wants_logprobs:
+            delta.logprobs.extend(gain.logprobs[:used])
+        responses.append(response)
         if stop is not None and end is None and self._plan.session.keep_seconds:
             sample.stop = stop
             self._stream.cancel_sample(gain.index, finish=True)
@@ -184,7 +182,6 @@ class Generation:
             responses.append(self._finish(gain.index, pb.FINISH_REASON_STOP, stop, end))
             if end is None:
                 self._stream.cancel_sample(gain.index)
-        return responses
 
     def _end(self, end: SampleEnd) -> list[pb.GenerateResponse]:
         sample = self._sample(end.index)
@@ -205,6 +202,7 @@ class Generation:
 
     def _finish(self, index: int, reason: int, stop: str, end: SampleEnd | None) -> pb.GenerateResponse:
         self._samples[index].has_ended = True
+        self._num_open -= 1
         if reason not in (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORTED):
             raise Internal("a decoder ended a sample for a reason that is not known")
         name = pb.FinishReason.Name(reason)

@@ -34,16 +34,16 @@ class Sample:
 
         `stop_token_id` is the token that ends the sample, if the last of these does; it adds no text of its own.
         """
-        parts = []
+        text = ""
         for used, token_id in enumerate(token_ids, start=1):
             self.num_tokens += 1
-            is_stop = stop_token_id == token_id and used == len(token_ids)
-            text = "" if is_stop and not self._plan.include_stop else self._detokenizer.feed(token_id)
-            out, stop = self._scan(text)
-            parts.append(out)
+            if token_id == stop_token_id and used == len(token_ids) and not self._plan.include_stop:
+                continue
+            final, stop = self._scan(self._detokenizer.feed(token_id))
+            text += final
             if stop is not None:
-                return "".join(parts), used, stop
-        return "".join(parts), len(token_ids), None
+                return text, used, stop
+        return text, len(token_ids), None
 
     def flush(self) -> tuple[str, str | None]:
         """The text that was held back, and the stop string if the very end completes one."""

@@ -122,3 +122,41 @@ def test_tokens_of_one_sample_join_in_an_update() -> None:
         update.add_tokens(index, ids)
     assert [(gain.index, gain.token_ids) for gain in update.gains] == [(0, [1, 4]), (1, [2, 3])]
     assert update.num_tokens == 4
+
+
+@async_test
+async def test_what_is_read_is_reported_now_and_then() -> None:
+    """The decoder hears of every 64 tokens that were read, with a small window of every half of it, and of no fewer."""
+    for window, every in ((256, 64), (64, 32), (8, 4)):
+        outbox = Outbox()
+        one = stream(outbox, window=window)
+        for reported in (every, 2 * every):
+            for _ in range(every - 1):
+                one.consumed(1)
+            assert await drain(outbox) == []
+            one.consumed(1)
+            assert await drain(outbox) == [("consumed", reported)]
+
+
+@async_test
+async def test_a_reader_waits_for_what_comes_and_a_cancelled_one_loses_nothing() -> None:
+    """Updates come in order, whether the reader was there first or was cancelled before or just after one came."""
+    one = stream(Outbox())
+    reading = asyncio.create_task(one.next())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    one.push(tokens(1))
+    one.push(tokens(2))
+    assert (await reading).num_tokens == 1
+    assert (await one.next()).num_tokens == 2
+    for comes_first in (False, True):
+        reading = asyncio.create_task(one.next())
+        await asyncio.sleep(0)
+        if comes_first:
+            one.push(tokens(3))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert reading.cancelled()
+        if not comes_first:
+            one.push(tokens(3))
+        assert (await one.next()).num_tokens == 3
