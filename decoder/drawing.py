@@ -18,7 +18,6 @@ from decoder.runner import Work
 from decoder.sampler import Draw, Drawn, sample, seen_by
 from decoder.sequence import IntArray, Sequence, SequenceId, StoppingParams
 
-NO_IDS: frozenset[int] = frozenset()
 NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 Draws = list[tuple[Sequence, int, Drawn]]
@@ -40,6 +39,8 @@ def draw_tokens(work: Work, logits: NDArray[np.float32], requests: RequestTable)
     while rows:
         made_now = _draw_rows(rows, logits, requests)
         made += made_now
+        if not work.drafts:
+            break
         rows = _accepted(work, rows, {sequence.sequence_id: drawn for sequence, _, drawn in made_now})
     return made
 
@@ -66,20 +67,21 @@ def _draw_rows(
 def _draws_of(row: int, sequence: Sequence, ahead: IntArray, requests: RequestTable) -> list[Draw]:
     # `ahead` are guessed tokens that were drawn in this step and are not yet the sequence's.
     request = sequence.request
-    seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
-    seen = seen_by(seen, request.sampling, sequence.tokens, sequence.num_prompt)
-    sequence.penalties = seen
-    if seen is not None and len(ahead):
-        seen = seen.after(ahead)
-    num_generated = sequence.num_generated + len(ahead)
-    masked = request.stopping.stop_ids if num_generated < request.stopping.min_tokens else NO_IDS
-    masked |= request.sampling.bad_ids
+    sampling, stopping = request.sampling, request.stopping
+    seen = _seen_by(sequence, ahead) if sampling.penalises else None
+    masked = sampling.bad_ids
+    if stopping.min_tokens and sequence.num_generated + len(ahead) < stopping.min_tokens:
+        masked |= stopping.stop_ids
     position = sequence.num_tokens + len(ahead)
     forbidden = None if sequence.structure is None else sequence.structure.forbidden()
     indices = sorted(requests.of(sequence).open_samples) if sequence.is_trunk else (sequence.sample,)
-    return [
-        Draw(row, request.sampling, index, position, masked, seen, request.num_logprobs, forbidden) for index in indices
-    ]
+    return [Draw(row, sampling, index, position, masked, seen, request.num_logprobs, forbidden) for index in indices]
+
+
+def _seen_by(sequence: Sequence, ahead: IntArray) -> SeenTokens | None:
+    seen = sequence.penalties if isinstance(sequence.penalties, SeenTokens) else None
+    seen = sequence.penalties = seen_by(seen, sequence.request.sampling, sequence.tokens, sequence.num_prompt)
+    return seen if seen is None or not len(ahead) else seen.after(ahead)
 
 
 def _accepted(

@@ -69,7 +69,9 @@ class FairShares:
 
     def charge(self, tenant: str, tokens: int, weight: float = 1.0) -> None:
         """A tenant was given so many tokens of work. `weight` is for one that has no account yet."""
-        account = self._accounts.setdefault(tenant, _Account(0.0, weight, 0))
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(0.0, weight, 0)
         account.tokens = max(account.tokens - tokens, -DEBT_ROUNDS * self._quantum * account.weight)
 
     def refund(self, tenant: str, tokens: int) -> None:

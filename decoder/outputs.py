@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -68,9 +68,8 @@ class Started:
     prompt: IntArray = field(default_factory=lambda: np.empty(0, np.int32), repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleToken:
-    """One token that a sample gained."""
+class SampleToken(NamedTuple):
+    """One token that a sample gained. A tuple, as each step makes one for each sample."""
 
     number: RequestNumber
     sample: int

@@ -196,7 +196,10 @@ class RequestTable:
         self._requests.pop((active.sink, active.request.number), None)
 
     def _result(self, sink: Sink) -> StepResult:
-        return self._results.setdefault(sink, StepResult())
+        result = self._results.get(sink)
+        if result is None:
+            result = self._results[sink] = StepResult()
+        return result
 
     def _update_pause(self, active: ActiveRequest) -> None:
         window = self._window_tokens * active.request.sampling.num_samples

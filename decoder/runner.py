@@ -125,9 +125,10 @@ class Runner:
                     scored.append(ScoredRows(sequence, wanted, len(logit_rows)))
                     start = end - count - sequence.launched
                     logit_rows += range(start + wanted.start, start + wanted.stop)
-            if count >= sequence.remaining:  # its last known token is computed, and what is guessed after it
+            guessed = count - sequence.remaining
+            if guessed >= 0:  # its last known token is computed, and what is guessed after it
                 sampled.append((sequence, len(logit_rows)))
-                logit_rows += range(end - 1 - (count - sequence.remaining), end)
+                logit_rows += range(end - 1 - guessed, end)
         batch = StepBatch(
             token_ids=tokens,
             positions=positions,

@@ -106,7 +106,7 @@ class Scheduler:
 
     def next_admission(self) -> Sequence | None:
         """The sequence to acquire blocks for now, if any: while the next step has prefill tokens to spare."""
-        if self.free_places < 1 or self._hold or not self._has_prefill_room():
+        if not self.queue.waiting or self._hold or self.free_places < 1 or not self._has_prefill_room():
             return None
         return self.queue.next(is_idle=not self.running and not self.forking, free_places=self.free_places)
 
@@ -261,6 +261,8 @@ class Scheduler:
         # Makes the table reach what is to be computed; where not even a part of it, decides who gives way.
         launched = sequence.launched
         needed = self.blocks_for(min(sequence.num_tokens + sequence.promised, launched + self.chunk_tokens))
+        if sequence.num_blocks >= needed:
+            return True
         at_once = self.blocks_for(launched + 1) - self.windows.gone_by(launched)
         if at_once > self.num_blocks:
             if may_preempt:

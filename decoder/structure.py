@@ -143,6 +143,8 @@ class Structures:
 
     def ready(self, work: Work) -> Work:
         """The work of a step without the sequences that cannot be drawn yet."""
+        if self._executor is None:  # there was no constrained sequence yet
+            return work
         futures = {sequence: sequence.structure.future for sequence, _ in work.sampled if sequence.structure}
         if not futures:
             return work

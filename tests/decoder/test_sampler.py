@@ -110,6 +110,19 @@ def test_a_row_that_is_not_finite_gives_no_token_and_harms_no_other(bad: float) 
     assert tokens[3] is not None
 
 
+def test_rows_are_looked_at_alone_or_together_with_the_same_result() -> None:
+    """All rows of a step, some of them or one: each gives its own likeliest token, or none where it is not finite."""
+    logits = np.stack([row_of(seed) for seed in range(6)])
+    logits[1, 17], logits[2, 3], logits[4] = np.nan, np.inf, -np.inf
+    logits[5, 4] = -np.inf  # as a model may mask a token
+    wanted = {row: int(logits[row].argmax()) if row in (0, 3, 5) else None for row in range(6)}
+    padded = np.pad(logits, ((0, 0), (0, 5)), constant_values=1e9)[:, :VOCAB]
+    for rows in (range(6), range(5, -1, -1), (0, 1, 2, 3, 4, 5, 3), (1, 3, 5), (4,), (5,)):
+        draws = [Draw(row, SamplingParams(temperature=0.0), 0, 0) for row in rows]
+        for values in (logits, padded):
+            assert [one.token for one in sample(values, draws)] == [wanted[row] for row in rows]
+
+
 # ---- distributions
 
 
