@@ -2,8 +2,8 @@
 
 Invariant: the wait is bounded, is announced on stderr before it begins, and ends at once when the node is ready or
 begins to end; what comes after it fails as it would have failed before. Unasked, only the node of the state directory
-is waited for, and only while it says that it starts; `--wait` waits for whatever gateway is named until its health is
-SERVING.
+is waited for, and only while it says that it starts, or for the moment in which a `tessera up` that was typed just
+before says nothing yet; `--wait` waits for whatever gateway is named until its health is SERVING.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from cli.files import read_authority
 from cli.node_address import find_address, find_state
-from cli.node_phase import is_starting
+from cli.node_phase import describe_phase, is_starting
 from cli.probe import check_health
 from common.arguments import whole
 
@@ -24,6 +24,8 @@ START_SECONDS: Final = 60
 """How long a node that starts is waited for where nobody says how long."""
 MAX_SECONDS: Final = 86_400
 POLL_SECONDS: Final = 0.1
+MOMENT_SECONDS: Final = 1.0
+"""How long a `tessera up` takes, from its typing on, to say that it starts."""
 HEALTH_SECONDS: Final = 1.0
 
 
@@ -46,6 +48,11 @@ def wait_for_node(
     paths = find_state(options.state_dir)
     if options.wait is None and options.endpoint is not None:
         return
+
+    if options.wait is None:
+        said = clock() + MOMENT_SECONDS
+        while describe_phase(paths) is None and find_address(paths) is None and clock() < said:
+            sleep(POLL_SECONDS)
 
     def goes_on() -> bool:
         return is_starting(paths) if options.wait is None else not _is_serving(options)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cli.__main__ import main
 from cli.node_lock import sole_supervisor
 from cli.node_phase import COMPILING, DRAINING, STARTING, tell_phase
-from cli.node_wait import START_SECONDS, wait_for_node
+from cli.node_wait import MOMENT_SECONDS, START_SECONDS, wait_for_node
 from common.paths import StatePaths
 from tests.cli.support import FakeHealth, serving, write_key
 from tests.cli.test_clients import Inference, inference
@@ -78,9 +78,11 @@ def test_a_node_that_starts_is_waited_for_until_it_is_ready(
 
 
 def test_nobody_waits_where_nothing_starts(paths: StatePaths, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a node, with one that drains, for an address that was named, and where the user says 0."""
+    """With a node that drains, for an address that was named, and where the user says 0; without a node, for more than
+    the moment in which one that is typed before may say that it starts."""
     clock = Clock()
-    assert wait(paths, clock) == 0
+    assert wait(paths, clock) == pytest.approx(MOMENT_SECONDS, abs=0.2)
+    assert wait(paths, clock, seconds=0) == 0
     tell_phase(paths, DRAINING)
     assert wait(paths, clock) == 0
     tell_phase(paths, STARTING)
@@ -88,6 +90,14 @@ def test_nobody_waits_where_nothing_starts(paths: StatePaths, capsys: pytest.Cap
     assert wait(paths, clock, seconds=0) == 0
     assert capsys.readouterr().err == ""
     assert wait(paths, clock, seconds=4, endpoint="127.0.0.1:1") == pytest.approx(4.0, abs=0.2), "control"
+
+
+def test_a_node_that_was_typed_just_before_is_waited_for(paths: StatePaths, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says nothing until it holds its lock, which takes a moment."""
+    clock = Clock()
+    clock.events = {0.4: lambda: tell_phase(paths, STARTING), 5.0: lambda: tell_phase(paths, None)}
+    assert wait(paths, clock) == pytest.approx(5.0, abs=0.2)
+    assert "is not ready yet" in capsys.readouterr().err
 
 
 def test_who_asks_for_it_waits_until_the_gateway_is_serving(
