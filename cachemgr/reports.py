@@ -1,4 +1,4 @@
-"""Reports: what the decoders' steps did, one batched message a step.
+"""Reports: what the decoders' steps did, one batched message for a step or a few.
 
 Invariants: a sequence is checked whole before it changes anything; a bad one refuses itself alone, and its lease is
 over; blocks that a decoder might still write wait until it acknowledges. Sequences come best ranked first: where their

@@ -114,6 +114,7 @@ def test_the_death_of_one_decoder_leaves_the_other_serving(
         process for name, process in pair.processes.items()
         if name.startswith("decoder") and (process.pid == computed_by) == computed
     )  # fmt: skip
+    connections = pair.log_text().count("decoder_connected")
     victim.kill()
     served = lost = 0
     for request, call in zip(requests, running, strict=True):
@@ -133,6 +134,9 @@ def test_the_death_of_one_decoder_leaves_the_other_serving(
     pair.quiet()
     victim.start()
     poll(lambda: victim.pid in sessions(pair).values(), within=START_SECONDS, what="the new decoder is attached")
+    # Until then the gateway gives all requests to the other one, which the next test would see.
+    again = lambda: pair.log_text().count("decoder_connected") > connections  # noqa: E731
+    poll(again, within=START_SECONDS, what="the gateway is connected to the new decoder")
 
 
 @pytest.mark.slow
